@@ -1,0 +1,174 @@
+"""A Hugging Face ``config.json`` -> ``ModelSpec``.
+
+    file -> dictionary (bounded, no NaN) -> language model's part (``text_config`` ...) -> model_type
+         -> class defaults -> builder of that type -> ModelSpec with dtype and quantisation
+
+The class defaults matter: a config may leave out every key that equals its class's default.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+from headcount.errors import ModelFileError, UnsupportedModelError, UsageError
+from headcount.spec.huggingface.keys import Keys
+from headcount.spec.huggingface.registry import RENAMED, builder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from headcount.spec.model import ModelSpec
+
+# The largest config.json in public use is below 1 MB; a bigger one is not a config.
+MAX_CONFIG_BYTES = 8 * 2**20
+_HERE = os.path.dirname(__file__)
+_DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float32": "fp32",
+    "float": "fp32",
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp32": "fp32",
+}
+
+
+def read_config_file(path: str) -> dict[str, Any]:
+    """Read a JSON object from ``path``; ModelFileError when it is missing, too large, broken or holds NaN."""
+    try:
+        size = os.path.getsize(path)
+        if size > MAX_CONFIG_BYTES:
+            raise ModelFileError(f"{path}: {size:,} bytes is no config.json (at most {MAX_CONFIG_BYTES:,})")
+        with open(path, "rb") as file:
+            raw = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ModelFileError(f"{path}: {error.strerror or error}") from None
+    return parse_config(raw, path)
+
+
+def parse_config(raw: bytes, path: str) -> dict[str, Any]:
+    """Parse config bytes; deep nesting, NaN, Infinity and anything but an object are refused."""
+    try:
+        config = json.loads(raw, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ModelFileError(f"{path}: nested too deeply to be a config.json") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelFileError(f"{path}: a config.json must be a JSON object, not {type(config).__name__}")
+    return config
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not a number a config may hold")
+
+
+def _data(name: str) -> dict[str, Any]:
+    with open(os.path.join(_HERE, name), "rb") as file:
+        data: dict[str, Any] = json.load(file)
+    return data
+
+
+def language_model(config: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[str, ...]]:
+    """Return the language model's config, its model type, and notes on what was left out.
+
+    A multimodal config nests it under ``text_config`` (or ``llm_config``, ``thinker_config.text_config``, ...); keys
+    that older files keep at the top (dtype, quantisation, tie flag) are carried down.
+    """
+    model_type = _model_type(config)
+    wrapped = _nested(config, model_type)
+    if wrapped is None:
+        return config, RENAMED.get(model_type, model_type), ()
+    inner, default_type = wrapped
+    inner_type = inner.get("model_type")
+    found = inner_type if isinstance(inner_type, str) and inner_type else default_type
+    carried = {
+        key: config[key]
+        for key in ("quantization_config", "torch_dtype", "dtype", "tie_word_embeddings")
+        if key in config and key not in inner
+    }
+    # Deeper nesting (an omni model's thinker) is unwrapped again.
+    text, text_type, notes = language_model({**inner, **carried, "model_type": found})
+    note = f"the language model of {model_type!r} is counted; its vision or audio encoder is not"
+    return text, text_type, (note, *notes)
+
+
+def _nested(config: dict[str, Any], model_type: str) -> tuple[dict[str, Any], str] | None:
+    table = _data("wrappers.json")
+    known = table["wrappers"].get(model_type)
+    for path in [known[0]] if known else table["order"]:
+        inner: Any = config
+        for step in path.split("."):
+            inner = inner.get(step) if isinstance(inner, dict) else None
+        if isinstance(inner, dict):
+            default = known[1].removeprefix("auto:") if known else ""
+            return inner, default
+    return None
+
+
+def _model_type(config: dict[str, Any]) -> str:
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type:
+        return model_type
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
+        known = _data("architectures.json")["architectures"].get(architectures[0])
+        if known:
+            return str(known)
+        raise UnsupportedModelError(
+            f"architecture {architectures[0][:60]!r} is not supported, and no model_type is given"
+        )
+    raise ModelFileError("config has neither model_type nor architectures: not a transformer's config.json")
+
+
+def spec_from_config(
+    config: dict[str, Any], *, name: str, source: str, overrides: dict[str, int] | None = None
+) -> ModelSpec:
+    """Build the ModelSpec of a whole ``config.json``. ``overrides`` may hold ``kv_heads``.
+
+    Raises UnsupportedModelError for an unknown type or layer kind, ModelFileError for a bad value, UsageError when
+    a what-if does not apply to this model.
+    """
+    from headcount.spec.quantization import read_quantization
+
+    text, model_type, notes = language_model(config)
+    build = builder(model_type)
+    known = _data("defaults.json")["model_types"].get(model_type, {"defaults": {}, "attribute_map": {}})
+    keys = Keys(
+        text,
+        model_type=model_type,
+        defaults=known["defaults"],
+        attribute_map=known["attribute_map"],
+        overrides=overrides,
+    )
+    spec = build(keys)
+    unused = set(keys.overrides) - keys.used_overrides
+    if unused:
+        raise UsageError(
+            f"--kv-heads does not apply to model type {model_type!r}: it keeps no key/value heads to change"
+        )
+    return spec.replace(
+        name=name,
+        source=source,
+        dtype=stored_dtype(text),
+        quantization=read_quantization(text),
+        notes=(*notes, *keys.notes),
+        config=text,
+    )
+
+
+def stored_dtype(config: dict[str, Any]) -> str:
+    """Return ``bf16``, ``fp16`` or ``fp32``: what the unquantised weights are stored in (bf16 when unstated)."""
+    for key in ("dtype", "torch_dtype"):
+        value = config.get(key)
+        if value is None or value == "auto":
+            continue
+        if not isinstance(value, str) or value.removeprefix("torch.") not in _DTYPES:
+            raise ModelFileError(
+                f"config key {key} {str(value)[:40]!r} is not a dtype headcount knows: {', '.join(_DTYPES)}"
+            )
+        return _DTYPES[value.removeprefix("torch.")]
+    return "bf16"

@@ -1,0 +1,118 @@
+"""``ModelSpec``: what a model is. Every reader makes one; every count starts from one.
+
+    ModelSpec
+    |-- outside     embeddings, positions, final norm, LM head
+    |-- layers      LayerSpec x L: mixers (what is remembered), feed_forward, weights (what is stored)
+    `-- encoder     EncoderSpec for encoder-decoder models
+
+Equal layers are one shared object, so a 126-layer model holds two or three ``LayerSpec``.
+"""
+
+from __future__ import annotations
+
+from headcount.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from headcount.spec.attention import Mixer
+    from headcount.spec.checkpoint import Checkpoint
+    from headcount.spec.quantization import Quantization
+    from headcount.spec.weight import Weight
+
+
+class FeedForward(Record):
+    """The position-wise part of a block.
+
+    width        F, of one expert when it is a mixture
+    matrices     3 gated (gate, up, down), 2 plain (up, down)
+    experts      E routed experts; 0 for a dense layer
+    top_k        experts one token visits
+    shared_width width of the experts every token visits (0: none)
+    """
+
+    width: int
+    matrices: int
+    experts: int = 0
+    top_k: int = 0
+    shared_width: int = 0
+
+
+class LayerSpec(Record):
+    """One block: what it remembers, its feed-forward shape, and every tensor it stores (norms included)."""
+
+    mixers: tuple[Mixer, ...]
+    feed_forward: FeedForward | None
+    weights: tuple[Weight, ...]
+
+
+class EncoderSpec(Record):
+    """The encoder of an encoder-decoder model; it runs once per request and keeps no cache of its own."""
+
+    layers: tuple[LayerSpec, ...]
+    outside: tuple[Weight, ...]
+    max_source_positions: int
+
+
+class ModelSpec(Record):
+    """A model as read from a config, a header, the catalogue or an inline description.
+
+    family         Hugging Face ``model_type`` of the language model (``llama``, ``deepseek_v3``, ...)
+    dtype          the type its 16- or 32-bit weights are stored in: ``bf16``, ``fp16``, ``fp32``
+    max_positions  longest context the config states; 0 when it states none
+    quantization   how linear weights are packed; None when they are not
+    checkpoint     exact bytes per tensor when a file header was read
+    nominal_parameters  set by ``--params``: the advertised count that replaces the exact one
+    notes          what a reader should know (a vision tower left out, a class default used, ...)
+    """
+
+    name: str
+    family: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    outside: tuple[Weight, ...]
+    tied_embeddings: bool
+    max_positions: int
+    dtype: str
+    source: str
+    encoder: EncoderSpec | None = None
+    quantization: Quantization | None = None
+    checkpoint: Checkpoint | None = None
+    nominal_parameters: int | None = None
+    notes: tuple[str, ...] = ()
+    config: dict[str, Any] = {}  # noqa: RUF012 - records are frozen; the raw config is kept for display only
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """L, decoder blocks."""
+        return len(self.layers)
+
+    def layer_runs(self) -> Iterator[tuple[LayerSpec, int]]:
+        """Yield ``(layer, count)`` over distinct layers, in order of first appearance."""
+        counts: dict[int, list[Any]] = {}
+        for layer in self.layers:
+            counts.setdefault(id(layer), [layer, 0])[1] += 1
+        for layer, count in counts.values():
+            yield layer, count
+
+    def all_weights(self) -> Iterator[tuple[Weight, int]]:
+        """Yield ``(weight, times)`` for every tensor of decoder, encoder and outside."""
+        for layer, count in self.layer_runs():
+            for weight in layer.weights:
+                yield weight, count
+        for weight in self.outside:
+            yield weight, 1
+        if self.encoder is not None:
+            for layer in self.encoder.layers:
+                for weight in layer.weights:
+                    yield weight, 1
+            for weight in self.encoder.outside:
+                yield weight, 1
+
+    @property
+    def parameters(self) -> int:
+        """Exact trainable parameters: tied embeddings once, buffers and multi-token-prediction layers left out."""
+        return sum(weight.parameters * times for weight, times in self.all_weights())
