@@ -50,7 +50,8 @@ class Ledger(Record):
             depth, node = stack.pop()
             yield depth, node
             if isinstance(node, Ledger):
-                stack.extend((depth + 1, child) for child in reversed((*node.terms, *node.parts)))
+                children: list[Ledger | Term] = [*node.terms, *node.parts]
+                stack.extend((depth + 1, child) for child in reversed(children))
 
     def find(self, symbol: str) -> Term:
         """Return the first term with that symbol; KeyError when there is none."""

@@ -126,3 +126,11 @@ def parse_fraction(text: str, *, what: str, low: float = 0.0, high: float = 1.0)
     if not low <= value <= high:
         raise UsageError(f"{what} must be {low:g} to {high:g}; given {text[:60]!r}")
     return value
+
+
+def parse_price(text: str, *, what: str) -> float:
+    """Read a price in USD per hour such as ``1.39`` or ``$2``; must be positive."""
+    value = _finite_number(text.strip().removeprefix("$"), {"": 1}, what=what, example="1.39")
+    if value <= 0:
+        raise UsageError(f"{what} must be positive; given {text[:60]!r}")
+    return value

@@ -35,6 +35,10 @@ class Mixer(Record):
         """A word for tables: ``full``, ``sliding``, ``latent``, ``state``, ..."""
 
     @abstractmethod
+    def words(self) -> str:
+        """Its geometry in the letters of docs/notation.md, for ledgers."""
+
+    @abstractmethod
     def tokens_kept(self, context: int) -> int:
         """How many cache entries a conversation of ``context`` tokens holds in this layer."""
 
@@ -61,6 +65,15 @@ class HeadedAttention(Mixer):
     num_key_value_heads: int
     head_dim: int
     v_head_dim: int
+
+    def words(self) -> str:
+        """``N`` query heads over ``K`` key/value heads, their widths."""
+        widths = (
+            f"H = {self.head_dim}"
+            if self.head_dim == self.v_head_dim
+            else f"H = {self.head_dim}, H' = {self.v_head_dim}"
+        )
+        return f"N = {self.num_attention_heads}, K = {self.num_key_value_heads}, {widths}"
 
     def entry_bytes(self, kv: KvFormat) -> int:
         """``K (H_k + H_v) p``: keys and values of all K heads, scales included."""
@@ -89,6 +102,10 @@ class SlidingWindow(HeadedAttention):
     def kind(self) -> str:
         return "sliding"
 
+    def words(self) -> str:
+        """Heads, and the window."""
+        return f"{super().words()}, window {self.window:,}"
+
     def tokens_kept(self, context: int) -> int:
         """``min(context, window)``."""
         return min(context, self.window)
@@ -98,6 +115,10 @@ class ChunkedAttention(HeadedAttention):
     """Tokens attend within their own chunk of ``chunk`` tokens (Llama 4): at most one chunk is kept."""
 
     chunk: int
+
+    def words(self) -> str:
+        """Heads, and the chunk."""
+        return f"{super().words()}, chunk {self.chunk:,}"
 
     @property
     def kind(self) -> str:
@@ -130,6 +151,11 @@ class LatentAttention(Mixer):
     @property
     def kind(self) -> str:
         return "latent"
+
+    def words(self) -> str:
+        """Latent and rotary widths."""
+        indexer = f", indexer {self.index_head_dim}" if self.index_head_dim else ""
+        return f"N = {self.num_attention_heads}, latent {self.kv_lora_rank} + rotary {self.qk_rope_head_dim}{indexer}"
 
     @property
     def latent_width(self) -> int:
@@ -166,6 +192,11 @@ class CompressedLatent(Mixer):
     @property
     def kind(self) -> str:
         return "compressed" if self.rate else "sliding"
+
+    def words(self) -> str:
+        """Width, window and rate."""
+        rate = f", one entry per {self.rate} tokens" if self.rate else ""
+        return f"N = {self.num_attention_heads}, H = {self.head_dim}, window {self.window:,}{rate}"
 
     def tokens_kept(self, context: int) -> int:
         """``min(n, window) + floor(n / rate)``."""
@@ -213,6 +244,10 @@ class StateSpace(Mixer):
     @property
     def kind(self) -> str:
         return "state"
+
+    def words(self) -> str:
+        """Family and state sizes."""
+        return f"{self.family}: {self.conv_elements:,} + {self.recurrent_elements:,} numbers"
 
     def tokens_kept(self, context: int) -> int:
         """One state, whatever the context (none before the first token)."""

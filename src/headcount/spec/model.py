@@ -65,6 +65,7 @@ class ModelSpec(Record):
     quantization   how linear weights are packed; None when they are not
     checkpoint     exact bytes per tensor when a file header was read
     nominal_parameters  set by ``--params``: the advertised count that replaces the exact one
+    parameters_known   False for an inline description without ffn and vocab: only its cache can be counted
     notes          what a reader should know (a vision tower left out, a class default used, ...)
     """
 
@@ -82,6 +83,7 @@ class ModelSpec(Record):
     quantization: Quantization | None = None
     checkpoint: Checkpoint | None = None
     nominal_parameters: int | None = None
+    parameters_known: bool = True
     notes: tuple[str, ...] = ()
     config: dict[str, Any] = {}  # noqa: RUF012 - records are frozen; the raw config is kept for display only
 

@@ -1,15 +1,418 @@
-"""stub"""
+"""How linear weights are packed: ``quantization_config`` -> bytes per tensor, with scales, zero points and exceptions.
+
+    bytes(out x in) = ceil(out in b / 8) + groups x (scale + zero) + per-tensor and per-column extras
+
+    method                 b   group             scale       zero         source
+    fp8 (DeepSeek)         8   128 x 128 block   4           -            one fp32 per block
+    fp8 (per tensor/row)   8   whole / row       4           -            one fp32 each
+    gptq                   4   128 columns       2           b bits       + 4 B per input column (g_idx)
+    awq                    4   128 columns       2           b bits
+    bitsandbytes nf4       4   64 values         1           -            double quantised: + 4 B per 256 scales
+    mxfp4                  4   32 values         1           -            one E8M0 per 32 (OCP MX)
+    nvfp4                  4   16 values         1           -            one E4M3 per 16, + 4 B per tensor
+    compressed-tensors     as its config_groups say
+
+Embeddings, norms, biases, routers and everything the config's ignore list names stay in the model's 16-bit type.
+That is why the bytes are not ``parameters x b / 8``.
+"""
 
 from __future__ import annotations
+
+from headcount.errors import ModelFileError, UnsupportedModelError
 from headcount.record import Record
+from headcount.spec.weight import EXPERTS, HEAD, ROUTER, SHARED_EXPERTS
+from headcount.units import ceil_div
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from headcount.spec.weight import Weight
+
+
+class Packing(Record):
+    """Storage of one linear weight; the module's equation.
+
+    group        values of one row that share a scale; 0: the whole row (or tensor when ``per_tensor``)
+    block_rows   rows that share a scale too (128 for DeepSeek blocks, else 1)
+    scale_bytes  bytes of one scale; zero_bits: bits of one zero point per group
+    column_bytes bytes per input column (GPTQ's g_idx); tensor_bytes: per tensor (NVFP4's global scale)
+    """
+
+    name: str
+    bits: int
+    group: int = 0
+    block_rows: int = 1
+    per_tensor: bool = False
+    scale_bytes: int = 2
+    zero_bits: int = 0
+    column_bytes: int = 0
+    tensor_bytes: int = 0
+    super_scale_group: int = 0
+
+    def matrix_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of one packed ``rows x columns`` matrix (rows = output features)."""
+        packed = ceil_div(rows * columns * self.bits, 8)
+        if self.per_tensor:
+            groups = 1
+        else:
+            groups = ceil_div(rows, self.block_rows) * (ceil_div(columns, self.group) if self.group else 1)
+        scales = groups * self.scale_bytes + ceil_div(groups * self.zero_bits, 8)
+        if self.super_scale_group:
+            scales += ceil_div(groups, self.super_scale_group) * 4
+        return packed + scales + columns * self.column_bytes + self.tensor_bytes
+
+
+FP8 = Packing(name="fp8", bits=8, per_tensor=True, scale_bytes=4)
+FP8_ROW = Packing(name="fp8 per output row", bits=8, scale_bytes=4)
+FP8_BLOCK = Packing(name="fp8 128x128 blocks", bits=8, group=128, block_rows=128, scale_bytes=4)
+INT8_ROW = Packing(name="int8 per output row", bits=8, scale_bytes=4)
+AWQ = Packing(name="awq", bits=4, group=128, zero_bits=4)
+GPTQ = Packing(name="gptq", bits=4, group=128, zero_bits=4, column_bytes=4)
+NF4 = Packing(name="nf4, double quantised", bits=4, group=64, scale_bytes=1, super_scale_group=256)
+MXFP4 = Packing(name="mxfp4", bits=4, group=32, scale_bytes=1)
+NVFP4 = Packing(name="nvfp4", bits=4, group=16, scale_bytes=1, tensor_bytes=4)
+
+# What ``--weights NAME`` makes of a model that is stored in 16 bits.
+RECIPES: dict[str, Packing] = {
+    "fp8": FP8,
+    "fp8_block": FP8_BLOCK,
+    "int8": INT8_ROW,
+    "int4": AWQ,
+    "awq": AWQ,
+    "gptq": GPTQ,
+    "nf4": NF4,
+    "mxfp4": MXFP4,
+    "nvfp4": NVFP4,
+}
+
+
+class Rule(Record):
+    """One packing and the modules it is for: names, ``re:`` patterns, ``*`` wildcards, or the class ``Linear``."""
+
+    packing: Packing
+    targets: tuple[str, ...] = ("Linear",)
 
 
 class Quantization(Record):
-    """stub"""
+    """A model's weight quantisation.
+
+    method    as the config names it
+    rules     first match wins
+    ignore    modules left in 16 bits
+    parts     when not empty, only these parts are packed (MXFP4 of gpt-oss: experts)
+    packs_head  whether the LM head is packed when no ignore entry names it
+    """
 
     method: str
+    rules: tuple[Rule, ...]
+    ignore: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    packs_head: bool = False
+    kv_cache_bits: int | None = None
+
+    def packing_of(self, weight: Weight, layer: int) -> Packing | None:
+        """The packing of ``weight`` in layer ``layer`` (its ``{i}``); None when it stays in 16 bits."""
+        if not weight.linear or weight.part == ROUTER or (weight.part == HEAD and not self.packs_head):
+            return None
+        if self.parts and weight.part not in self.parts:
+            return None
+        name = weight.name.replace("{i}", str(layer)).replace("*", "0")
+        if matches(name, self.ignore):
+            return None
+        for rule in self.rules:
+            if "Linear" in rule.targets or matches(name, rule.targets):
+                return rule.packing
+        return None
+
+    @property
+    def depends_on_layer(self) -> bool:
+        """Whether layers of one shape may be packed differently (an ignore list or target names layers)."""
+        return any(any(ch.isdigit() for ch in entry) or entry.startswith("re:") for entry in self._entries())
+
+    def _entries(self) -> list[str]:
+        return [*self.ignore, *(target for rule in self.rules for target in rule.targets)]
 
 
-def read_quantization(config: dict[str, object]) -> Quantization | None:
-    """stub"""
-    return None
+def matches(name: str, entries: tuple[str, ...]) -> bool:
+    """Whether a module ``name`` is named by an ignore list.
+
+    An entry is a module path or a run of its parts (``lm_head``, ``mlp.gate``, ``model.layers.0``), a ``re:``
+    pattern matched from the start, or a wildcard pattern. Multimodal checkpoints put ``language_model`` into the
+    path; both spellings are tried.
+    """
+    if not entries:
+        return False
+    import re
+    from fnmatch import translate
+
+    spellings = [name]
+    if name.startswith("model."):
+        spellings += [name.replace("model.", "model.language_model.", 1), "language_model." + name, name[6:]]
+    runs: set[str] = set()
+    for spelling in spellings:
+        parts = spelling.split(".")
+        runs.update(".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
+    for entry in entries:
+        if entry.startswith("re:"):
+            try:
+                if any(re.match(entry[3:], spelling) for spelling in spellings):
+                    return True
+            except re.error:
+                raise ModelFileError(
+                    f"quantization_config: {entry[:60]!r} is not a regular expression"
+                ) from None
+        elif "*" in entry or "?" in entry:
+            pattern = re.compile(translate(entry))
+            if any(pattern.match(run) for run in runs):
+                return True
+        elif entry.removesuffix(".") in runs:
+            return True
+    return False
+
+
+def read_quantization(config: dict[str, Any]) -> Quantization | None:
+    """Read ``quantization_config`` (or ``compression_config``); None when there is none.
+
+    Raises UnsupportedModelError naming a method that is not known.
+    """
+    raw = config.get("quantization_config") or config.get("compression_config")
+    if raw is None:
+        return None
+    if not isinstance(raw, dict):
+        raise ModelFileError(f"quantization_config must be an object, not {type(raw).__name__}")
+    method = (
+        str(raw.get("quant_method") or raw.get("quantization_method") or _guess(raw))
+        .lower()
+        .replace("_", "-")
+    )
+    reader = _READERS.get(method)
+    if reader is None:
+        raise UnsupportedModelError(
+            f"quantization method {method[:40]!r} is not known; known: {', '.join(sorted(_READERS))}"
+        )
+    return reader(raw, method)
+
+
+def _guess(raw: dict[str, Any]) -> str:
+    """Old files name no method: bitsandbytes by its load flags, compressed-tensors by its groups."""
+    if raw.get("load_in_4bit") or raw.get("load_in_8bit"):
+        return "bitsandbytes"
+    if "config_groups" in raw:
+        return "compressed-tensors"
+    if "quant_algo" in raw or isinstance(raw.get("quantization"), dict):
+        return "modelopt"
+    return "unnamed"
+
+
+def _names(raw: dict[str, Any], *keys: str) -> tuple[str, ...]:
+    found: list[str] = []
+    for key in keys:
+        value = raw.get(key)
+        if isinstance(value, list):
+            found += [entry for entry in value if isinstance(entry, str)]
+    return tuple(found)
+
+
+_SKIPS = (
+    "modules_to_not_convert",
+    "ignored_layers",
+    "ignore",
+    "exclude_modules",
+    "llm_int8_skip_modules",
+    "modules_not_to_convert",
+)
+
+
+def _number(raw: dict[str, Any], key: str, default: int, *, low: int, high: int) -> int:
+    value = raw.get(key, default)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ModelFileError(
+            f"quantization_config: {key} {str(value)[:40]!r} must be a whole number {low} to {high}"
+        )
+    return value
+
+
+def _read_fp8(raw: dict[str, Any], method: str) -> Quantization:
+    block = raw.get("weight_block_size")
+    if isinstance(block, list) and len(block) == 2:
+        rows, columns = (
+            _number({"weight_block_size": b}, "weight_block_size", 128, low=1, high=65536) for b in block
+        )
+        packing = FP8_BLOCK.replace(group=columns, block_rows=rows)
+    else:
+        packing = FP8_ROW if method == "fbgemm-fp8" else FP8
+    return Quantization(method=method, rules=(Rule(packing=packing),), ignore=_names(raw, *_SKIPS))
+
+
+def _read_group_int(raw: dict[str, Any], method: str) -> Quantization:
+    bits = _number(raw, "bits" if "bits" in raw else "w_bit", 4, low=2, high=8)
+    group = _number(raw, "group_size" if "group_size" in raw else "q_group_size", 128, low=-1, high=65536)
+    base = GPTQ if method in ("gptq", "gptq-marlin") else AWQ
+    zero = 0 if raw.get("zero_point") is False else bits
+    packing = base.replace(name=method, bits=bits, group=max(group, 0), zero_bits=zero)
+    return Quantization(
+        method=method,
+        rules=(Rule(packing=packing),),
+        ignore=_names(raw, *_SKIPS),
+        packs_head=bool(raw.get("lm_head")),
+    )
+
+
+def _read_bitsandbytes(raw: dict[str, Any], method: str) -> Quantization:
+    if raw.get("load_in_8bit"):
+        packing = INT8_ROW.replace(name="bitsandbytes int8")
+    else:
+        packing = (
+            NF4
+            if raw.get("bnb_4bit_use_double_quant")
+            else NF4.replace(name="nf4", scale_bytes=4, super_scale_group=0)
+        )
+    return Quantization(method=method, rules=(Rule(packing=packing),), ignore=_names(raw, *_SKIPS))
+
+
+def _read_mxfp4(raw: dict[str, Any], method: str) -> Quantization:
+    # Only the experts of gpt-oss are packed; its list of exceptions names everything else.
+    return Quantization(
+        method=method,
+        rules=(Rule(packing=MXFP4),),
+        ignore=_names(raw, *_SKIPS),
+        parts=(EXPERTS, SHARED_EXPERTS),
+    )
+
+
+def _group_packing(weights: dict[str, Any], file_format: str) -> Packing:
+    bits = _number(weights, "num_bits", 8, low=1, high=16)
+    kind = str(weights.get("type", "int"))
+    strategy = str(weights.get("strategy") or "tensor")
+    group = weights.get("group_size")
+    zero = 0 if weights.get("symmetric", True) else bits
+    if "nvfp4" in file_format or (bits == 4 and kind == "float" and group == 16):
+        return NVFP4
+    if "mxfp4" in file_format or (bits == 4 and kind == "float" and group == 32):
+        return MXFP4
+    base = Packing(name=f"{kind}{bits} per {strategy}", bits=bits, scale_bytes=2, zero_bits=zero)
+    if strategy == "tensor":
+        return base.replace(per_tensor=True)
+    if strategy == "channel":
+        return base
+    if strategy in ("group", "tensor_group"):
+        return base.replace(group=_number(weights, "group_size", 128, low=1, high=65536))
+    if strategy == "block":
+        shape = weights.get("block_structure") or [128, 128]
+        if (
+            not isinstance(shape, list)
+            or len(shape) != 2
+            or not all(isinstance(s, int) and s > 0 for s in shape)
+        ):
+            raise ModelFileError(
+                f"quantization_config: block_structure {str(shape)[:40]!r} must be two positive numbers"
+            )
+        return base.replace(block_rows=shape[0], group=shape[1])
+    raise UnsupportedModelError(
+        f"compressed-tensors strategy {strategy[:40]!r} is not known: tensor, channel, group, block"
+    )
+
+
+def _read_compressed_tensors(raw: dict[str, Any], method: str) -> Quantization:
+    groups = raw.get("config_groups")
+    if not isinstance(groups, dict) or not groups:
+        return _read_shorthand(raw, method)
+    rules = []
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(weights, dict):
+            raise ModelFileError(f"quantization_config: group {str(name)[:40]!r} has no weights")
+        file_format = str(group.get("format") or raw.get("format") or "")
+        targets = _names(group, "targets") or ("Linear",)
+        rules.append(Rule(packing=_group_packing(weights, file_format), targets=targets))
+    kv = raw.get("kv_cache_scheme")
+    kv_bits = _number(kv, "num_bits", 8, low=1, high=16) if isinstance(kv, dict) else None
+    # Rules that name modules go before the ones for every Linear.
+    rules.sort(key=lambda rule: "Linear" in rule.targets)
+    return Quantization(
+        method=method, rules=tuple(rules), ignore=_names(raw, *_SKIPS), packs_head=True, kv_cache_bits=kv_bits
+    )
+
+
+def _read_shorthand(raw: dict[str, Any], method: str) -> Quantization:
+    """Abridged configs that only name the types: ``{"weights": "int8"}``."""
+    word = str(raw.get("weights", "")).lower()
+    packings = {
+        "int8": INT8_ROW.replace(scale_bytes=2),
+        "fp8": FP8_ROW.replace(scale_bytes=2),
+        "int4": AWQ.replace(zero_bits=0),
+    }
+    if word not in packings:
+        raise ModelFileError("quantization_config of compressed-tensors has no config_groups")
+    return Quantization(method=method, rules=(Rule(packing=packings[word]),), ignore=_names(raw, *_SKIPS))
+
+
+_ALGORITHMS = {
+    "FP8": FP8,
+    "FP8_PER_CHANNEL_PER_TOKEN": FP8_ROW,
+    "FP8_PB_WO": FP8_BLOCK,
+    "NVFP4": NVFP4,
+    "NVFP4_AWQ": NVFP4,
+    "W4A16_NVFP4": NVFP4,
+    "MXFP8": Packing(name="mxfp8", bits=8, group=32, scale_bytes=1),
+    "W4A16_AWQ": AWQ.replace(zero_bits=0),
+    "INT4_AWQ": AWQ.replace(zero_bits=0),
+    "W8A16": INT8_ROW,
+    "W8A8_SQ_PER_CHANNEL": INT8_ROW,
+}
+
+
+def _algorithm(name: object) -> Packing:
+    key = str(name).upper()
+    if key not in _ALGORITHMS:
+        raise UnsupportedModelError(
+            f"modelopt algorithm {key[:40]!r} is not known; known: {', '.join(_ALGORITHMS)}"
+        )
+    return _ALGORITHMS[key]
+
+
+def _read_modelopt(raw: dict[str, Any], method: str) -> Quantization:
+    if isinstance(raw.get("config_groups"), dict) and "quant_algo" not in raw:
+        return _read_compressed_tensors(raw, method)
+    nested = raw.get("quantization")
+    inner: dict[str, Any] = nested if isinstance(nested, dict) else raw
+    algorithm = str(inner.get("quant_algo", "")).upper()
+    ignore = _names(inner, *_SKIPS)
+    kv_bits = 8 if str(inner.get("kv_cache_quant_algo", "")).upper() == "FP8" else None
+    if isinstance(raw.get("kv_cache_scheme"), dict):
+        kv_bits = _number(raw["kv_cache_scheme"], "num_bits", 8, low=1, high=16)
+    layers = inner.get("quantized_layers")
+    if algorithm == "MIXED_PRECISION":
+        if not isinstance(layers, dict) or not layers:
+            raise ModelFileError("quantization_config: MIXED_PRECISION lists no quantized_layers")
+        by_packing: dict[Packing, list[str]] = {}
+        for name, entry in layers.items():
+            chosen = _algorithm(entry.get("quant_algo") if isinstance(entry, dict) else entry)
+            by_packing.setdefault(chosen, []).append(str(name))
+        rules = tuple(Rule(packing=packing, targets=tuple(names)) for packing, names in by_packing.items())
+        return Quantization(method=method, rules=rules, ignore=ignore, packs_head=True, kv_cache_bits=kv_bits)
+    return Quantization(
+        method=method,
+        rules=(Rule(packing=_algorithm(algorithm)),),
+        ignore=ignore,
+        packs_head=True,
+        kv_cache_bits=kv_bits,
+    )
+
+
+_READERS = {
+    "fp8": _read_fp8,
+    "fbgemm-fp8": _read_fp8,
+    "gptq": _read_group_int,
+    "gptq-marlin": _read_group_int,
+    "awq": _read_group_int,
+    "awq-marlin": _read_group_int,
+    "bitsandbytes": _read_bitsandbytes,
+    "mxfp4": _read_mxfp4,
+    "compressed-tensors": _read_compressed_tensors,
+    "modelopt": _read_modelopt,
+    "modelopt-fp4": _read_modelopt,
+    "modelopt-mixed": _read_modelopt,
+}

@@ -1,0 +1,1 @@
+"""One module per command: parse, ask one room, render."""

@@ -1,0 +1,203 @@
+"""Options that several commands share, and the way from parsed options to a ``Deployment``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from headcount.errors import UnknownNameError, UsageError
+from headcount.units import parse_bytes, parse_count, parse_fraction
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from headcount.planner.plan import Deployment
+    from headcount.spec.model import ModelSpec
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our error law: one line, nearest match, exit 2. Options are never abbreviated."""
+
+    def __init__(self, *, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError; ``unrecognized arguments`` gains the nearest option."""
+        given = message.removeprefix("unrecognized arguments: ")
+        if given != message:
+            word = given.split()[0]
+            if word.startswith("-"):
+                options = [
+                    option for action in self._actions for option in action.option_strings if len(option) > 2
+                ]
+                raise UnknownNameError(
+                    what="option", given=word.split("=")[0], allowed=options, hint=f"{self.prog} --help"
+                )
+            raise UsageError(
+                f"unexpected argument {word[:60]!r}; {self.prog} takes one MODEL ({self.prog} --help)"
+            )
+        raise UsageError(f"{message} ({self.prog} --help)")
+
+
+def add_model_options(parser: Parser) -> None:
+    """MODEL and the what-ifs that change it."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="catalogue name, config.json, *.safetensors, *.gguf, a directory, a Hugging Face id, "
+        "or layers=32,hidden=4096,heads=32[,kv_heads=8,head_dim=128,ffn=11008,vocab=32000]",
+    )
+    parser.add_argument("--kv-heads", metavar="N", help="what-if: this many key/value heads (another model)")
+    parser.add_argument(
+        "--params", metavar="N", help="nominal parameter count, such as 7e9, in place of the exact one"
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="DTYPE",
+        default="auto",
+        help="fp16, bf16, fp32, fp8, int8, int4, awq, gptq, nf4, mxfp4, nvfp4 (default: as stored)",
+    )
+    parser.add_argument(
+        "--kv",
+        metavar="DTYPE",
+        default="auto",
+        help="fp16, bf16, fp8, int8, int8_per_token_head, q8_0, q4_0, nvfp4, ... (default: 16 bits)",
+    )
+
+
+def add_output_options(parser: Parser) -> None:
+    """``--json`` and ``--explain``."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--explain", action="store_true", help="print each term: formula, numbers, value, source"
+    )
+
+
+def add_deployment_options(parser: Parser) -> None:
+    """Card, engine, layout and memory options of ``fit`` and ``book``."""
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="a100-80gb, h100-80gb, l40s, rtx-4090, ... (headcount gpus)"
+    )
+    parser.add_argument(
+        "--context", metavar="TOKENS", help="length of every conversation, prompt and answer together"
+    )
+    parser.add_argument("--engine", metavar="NAME", default="vllm", help="vllm (default) or textbook")
+    parser.add_argument(
+        "--engine-version", metavar="X", help="rules of that version (default: the newest modelled)"
+    )
+    for size, words in (("tp", "tensor parallel"), ("pp", "pipeline stages"), ("dp", "replicas")):
+        parser.add_argument(f"--{size}", metavar="N", help=f"fix the {words} size")
+    parser.add_argument(
+        "--gpus-per-node", metavar="N", default="8", help="cards that share the fast link (default 8)"
+    )
+    parser.add_argument("--reserve", metavar="FRAC", help="fraction of each card kept free")
+    parser.add_argument("--utilization", metavar="FRAC", help="fraction of each card the engine may use")
+    parser.add_argument("--memory", metavar="SIZE", help="memory of each card, such as 80GB or 79.2GiB")
+    parser.add_argument("--max-batched-tokens", metavar="N", help="vLLM's max_num_batched_tokens")
+    parser.add_argument("--max-seqs", metavar="N", help="vLLM's max_num_seqs")
+    parser.add_argument(
+        "--price", metavar="USD", help="price of one GPU hour (default: the dated price file)"
+    )
+    parser.add_argument(
+        "--allow-long-context", action="store_true", help="allow a context past the model's positions"
+    )
+
+
+def optional_count(text: str | None, *, what: str, maximum: int = 10**9) -> int | None:
+    """A positive whole number, or None when the option was not given."""
+    return None if text is None else parse_count(text, what=what, maximum=maximum)
+
+
+def required(value: str | None, option: str, example: str) -> str:
+    """The option's text; UsageError with an example when it is missing."""
+    if value is None:
+        raise UsageError(f"{option} is required, such as {option} {example}")
+    return value
+
+
+def read_asked_model(args: argparse.Namespace) -> ModelSpec:
+    """Read MODEL with ``--kv-heads`` and ``--params`` applied."""
+    from headcount.spec.reader import read_model
+
+    return read_model(
+        args.model,
+        kv_heads=optional_count(args.kv_heads, what="--kv-heads", maximum=2**20),
+        nominal_parameters=optional_count(args.params, what="--params", maximum=10**15),
+    )
+
+
+def head_change_warning(args: argparse.Namespace, model: ModelSpec) -> tuple[str, ...]:
+    """Say what a changed number of key/value heads does to the model: it is another one."""
+    if args.kv_heads is None:
+        return ()
+    from headcount.spec.reader import read_model
+
+    base = read_model(args.model)
+    change = model.parameters - base.parameters
+    if not change:
+        return ()
+    return (
+        f"--kv-heads {args.kv_heads} is another model: {change:+,} parameters, other quality, needs training "
+        "(the weights of this model do not become it)",
+    )
+
+
+def read_deployment(args: argparse.Namespace, model: ModelSpec) -> Deployment:
+    """Put card, engine, settings and bounds together; every value is checked here, before anything is computed."""
+    from headcount.engines import Settings, engine
+    from headcount.hardware import accelerator
+    from headcount.planner.plan import Deployment
+
+    if args.reserve is not None and args.utilization is not None:
+        raise UsageError("--reserve and --utilization say the same thing; give one of them")
+    card = accelerator(required(args.gpu, "--gpu", "a100-80gb"))
+    settings = Settings(
+        weights=args.weights,
+        kv=args.kv,
+        reserve=None if args.reserve is None else parse_fraction(args.reserve, what="--reserve", high=0.99),
+        utilization=None
+        if args.utilization is None
+        else parse_fraction(args.utilization, what="--utilization", low=0.01),
+        memory_bytes=None if args.memory is None else parse_bytes(args.memory, what="--memory"),
+        max_num_batched_tokens=optional_count(args.max_batched_tokens, what="--max-batched-tokens"),
+        max_num_seqs=optional_count(args.max_seqs, what="--max-seqs"),
+    )
+    return Deployment(
+        model=model,
+        engine=engine(args.engine, args.engine_version),
+        accelerator=card,
+        settings=settings,
+        gpus_per_node=parse_count(args.gpus_per_node, what="--gpus-per-node", maximum=1024),
+        max_gpus=parse_count(getattr(args, "max_gpus", "4096"), what="--max-gpus", maximum=10**6),
+        allow_pp=bool(getattr(args, "allow_pp", False)),
+        tp=optional_count(args.tp, what="--tp", maximum=4096),
+        pp=optional_count(args.pp, what="--pp", maximum=4096),
+        dp=optional_count(args.dp, what="--dp", maximum=10**6),
+    )
+
+
+def hourly_price(args: argparse.Namespace, deployment: Deployment) -> tuple[float | None, str]:
+    """``(USD per GPU hour, where it comes from)``: ``--price``, else the dated price file, else nothing."""
+    if args.price is not None:
+        from headcount.units import parse_price
+
+        return parse_price(args.price, what="--price"), "--price"
+    from headcount.hardware import price
+
+    found = price(deployment.accelerator.name)
+    if found is None:
+        return None, ""
+    return found.usd_per_hour, f"{found.provider} {found.region}, {found.kind}, as of {found.as_of}"
+
+
+def wants_colour() -> bool:
+    """Colour only on a terminal, and never when NO_COLOR is set or the terminal is dumb."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

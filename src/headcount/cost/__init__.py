@@ -1,0 +1,1 @@
+"""Parameters, bytes and FLOPs, computed from ``ModelSpec`` alone; ``transformer/`` counts them independently."""

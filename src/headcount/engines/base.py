@@ -1,0 +1,162 @@
+"""The contract of a serving engine: what it refuses, what it reserves, how it shards, what one replica can hold.
+
+Planner and simulator ask an ``Engine``; every quirk (page rounding, reserved memory, replication, padding) lives in
+its module. An engine is keyed by version, and its rules may differ by layer kind: it sees whole ``LayerSpec`` objects.
+
+    Engine.refusal(model, layout)  -> None, or why this engine cannot run the layout
+    Engine.replica(case)           -> Replica: conversations, what binds, the ledger of one GPU
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from headcount.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headcount.hardware import Accelerator
+    from headcount.ledger import Ledger
+    from headcount.spec.model import ModelSpec
+
+
+class Layout(Record):
+    """Tensor parallel x pipeline parallel x data parallel. A replica is one copy of the model on tp x pp GPUs."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """``tp x pp``."""
+        return self.tp * self.pp
+
+    @property
+    def gpus(self) -> int:
+        """``tp x pp x dp``."""
+        return self.tp * self.pp * self.dp
+
+    def words(self) -> str:
+        """Short text: ``TP 4``, ``PP 3``, ``TP 2 x PP 2``; replicas are said elsewhere."""
+        parts = [f"TP {self.tp}"] if self.tp > 1 or self.pp == 1 else []
+        return " x ".join([*parts, *([f"PP {self.pp}"] if self.pp > 1 else [])])
+
+
+class Settings(Record):
+    """What the user asked of the engine; None means the engine's default for its version.
+
+    reserve       fraction of the card kept free (textbook)
+    utilization   fraction of the card the engine may use (vLLM's gpu_memory_utilization)
+    memory_bytes  replaces what the card has
+    """
+
+    weights: str = "auto"
+    kv: str = "auto"
+    reserve: float | None = None
+    utilization: float | None = None
+    memory_bytes: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+
+
+class Case(Record):
+    """One model in one layout on one card, every conversation ``context`` tokens long."""
+
+    model: ModelSpec
+    accelerator: Accelerator
+    layout: Layout
+    context: int
+    settings: Settings
+
+
+class GpuBudget(Record):
+    """Where one GPU's memory goes, in bytes: ``memory = reserved + weights + overhead + kv_budget``.
+
+    memory     what the card has (or what was said with ``--memory``)
+    reserved   kept out of the engine's reach
+    weights    this rank's share of the model
+    overhead   activations, graphs, communication buffers: ``(name, bytes)``
+    kv_budget  what is left for conversations; negative when the weights do not fit
+    """
+
+    memory: int
+    reserved: int
+    weights: int
+    overhead: tuple[tuple[str, int], ...]
+    kv_budget: int
+
+
+class Replica(Record):
+    """What one replica holds.
+
+    conversations  whole conversations of the asked length; low and high: the stated uncertainty
+    budget         of the GPU that binds
+    kv_bytes_per_conversation_per_gpu  on that GPU, as the engine charges it
+    binding        what limits, in words
+    """
+
+    conversations: int
+    low: int
+    high: int
+    budget: GpuBudget
+    kv_bytes_per_conversation_per_gpu: int
+    binding: str
+    ledger: Ledger
+    warnings: tuple[str, ...] = ()
+
+
+class Engine(ABC):
+    """One engine at one version."""
+
+    name: str
+    version: str
+
+    @abstractmethod
+    def refusal(self, model: ModelSpec, layout: Layout) -> str | None:
+        """Why the engine cannot run ``layout`` (one clause: ``32 query heads do not divide by 3``); None when it can."""
+
+    @abstractmethod
+    def replica(self, case: Case) -> Replica:
+        """What one replica of ``case`` holds. The layout must not be refused."""
+
+    @abstractmethod
+    def usable_bytes(self, accelerator: Accelerator, settings: Settings) -> int:
+        """Bytes of one card that weights and cache may use together, for the pooled lower bound."""
+
+    @abstractmethod
+    def kv_format_name(self, model: ModelSpec, settings: Settings) -> str:
+        """The KV format in force: ``auto`` resolved by the engine's rule."""
+
+
+def head_refusal(model: ModelSpec, tp: int) -> str | None:
+    """Heads are whole: T must divide the query heads, and divide or be a multiple of the key/value heads."""
+    from headcount.cost.cache import mixer_runs
+    from headcount.spec.attention import CompressedLatent, HeadedAttention, LatentAttention
+
+    if tp == 1:
+        return None
+    for mixer, _ in mixer_runs(model):
+        if not isinstance(mixer, HeadedAttention | LatentAttention | CompressedLatent):
+            continue
+        if mixer.num_attention_heads % tp:
+            return f"{mixer.num_attention_heads} query heads do not divide by {tp}"
+        if isinstance(mixer, HeadedAttention):
+            heads = mixer.num_key_value_heads
+            if heads % tp and tp % heads:
+                return f"{heads} key/value heads neither divide by {tp} nor divide {tp}"
+    return None
+
+
+def even_stages(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Cut ``layers`` into ``stages`` runs, the first ones one layer longer: 32 in 3 is 11, 11, 10."""
+    base, extra = divmod(layers, stages)
+    cuts = [0]
+    for stage in range(stages):
+        cuts.append(cuts[-1] + base + (1 if stage < extra else 0))
+    return list(zip(cuts, cuts[1:], strict=False))
+
+
+def stage_model(model: ModelSpec, start: int, end: int) -> ModelSpec:
+    """The part of ``model`` that a pipeline stage caches: layers ``start`` to ``end``."""
+    return model if (start, end) == (0, len(model.layers)) else model.replace(layers=model.layers[start:end])

@@ -1,0 +1,170 @@
+"""The textbook engine: datasheet gigabytes, a reserve fraction, weights, cache; nothing else.
+
+    budget         = datasheet GB x 10^9 x (1 - reserve) - weights / (T P)
+    conversations  = min over stages of floor(budget / bytes of one conversation on that GPU)
+
+It is what the chapters compute, made honest in three ways: conversations are whole, weights are copied to every
+replica, and key/value heads are whole (max(1, K // T) on a rank; a latent is not divided).
+"""
+
+from __future__ import annotations
+
+from headcount.cost.cache import conversation_bytes, rank_mixer
+from headcount.cost.weights import nominal_scale, rank_weights, weight_format
+from headcount.engines.base import (
+    Case,
+    Engine,
+    GpuBudget,
+    Layout,
+    Replica,
+    Settings,
+    even_stages,
+    head_refusal,
+    stage_model,
+)
+from headcount.errors import UsageError
+from headcount.ledger import Ledger, Term
+from headcount.spec.kv_format import kv_format
+from headcount.units import ceil_div
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headcount.hardware import Accelerator
+    from headcount.spec.kv_format import KvFormat
+    from headcount.spec.model import ModelSpec
+
+
+class Textbook(Engine):
+    """See the module."""
+
+    name = "textbook"
+    version = "1"
+
+    def refusal(self, model: ModelSpec, layout: Layout) -> str | None:
+        """Heads are whole, and a pipeline has no more stages than blocks."""
+        if layout.pp > len(model.layers):
+            return f"{len(model.layers)} layers cannot make {layout.pp} stages"
+        return head_refusal(model, layout.tp)
+
+    def kv_format_name(self, model: ModelSpec, settings: Settings) -> str:
+        """``auto`` is 16 bits."""
+        return "fp16" if settings.kv == "auto" else kv_format(settings.kv).name
+
+    def usable_bytes(self, accelerator: Accelerator, settings: Settings) -> int:
+        """``memory x (1 - reserve)``."""
+        memory = settings.memory_bytes or accelerator.datasheet_bytes
+        return memory - _reserved(memory, settings)
+
+    def replica(self, case: Case) -> Replica:
+        """The module's two equations, on the stage that holds the fewest conversations."""
+        kv = kv_format(self.kv_format_name(case.model, case.settings))
+        stages = [
+            self._stage(case, kv, start, end)
+            for start, end in even_stages(len(case.model.layers), case.layout.pp)
+        ]
+        worst = min(stages, key=lambda stage: stage.conversations)
+        if case.layout.pp > 1:
+            worst = worst.replace(binding=f"{worst.binding}, on the fullest of {case.layout.pp} stages")
+        return worst
+
+    def _stage(self, case: Case, kv: KvFormat, start: int, end: int) -> Replica:
+        model, layout, settings = case.model, case.layout, case.settings
+        memory = settings.memory_bytes or case.accelerator.datasheet_bytes
+        reserved = _reserved(memory, settings)
+        fmt = weight_format(model, settings.weights)
+        numerator, denominator = nominal_scale(model, fmt)
+        stage_weights = rank_weights(model, fmt).stage(start, end)
+        weights = ceil_div(stage_weights * numerator, denominator * layout.tp)
+        budget = memory - reserved - weights
+        each = _rank_conversation_bytes(stage_model(model, start, end), case.context, kv, layout.tp)
+        count = _whole(budget, each)
+        terms = (
+            Term(
+                name="card memory, as sold",
+                symbol="M",
+                value=memory,
+                unit="B",
+                formula="datasheet GB x 10^9" if settings.memory_bytes is None else "--memory",
+                numbers=f"{case.accelerator.datasheet_gb:g} x 10^9" if settings.memory_bytes is None else "",
+                source=case.accelerator.name,
+            ),
+            Term(
+                name="reserved",
+                symbol="R",
+                value=reserved,
+                unit="B",
+                formula="M x reserve",
+                numbers=f"{memory:,} x {settings.reserve or 0:g}",
+                source="textbook engine: a fraction, nothing else",
+            ),
+            Term(
+                name="weights on this GPU",
+                symbol="W",
+                value=weights,
+                unit="B",
+                formula="weight bytes of the stage / T",
+                numbers=f"{ceil_div(stage_weights * numerator, denominator):,} / {layout.tp}",
+            ),
+            Term(
+                name="cache budget",
+                symbol="C",
+                value=budget,
+                unit="B",
+                formula="M - R - W",
+                numbers=f"{memory:,} - {reserved:,} - {weights:,}",
+            ),
+            Term(
+                name="one conversation on this GPU",
+                symbol="c",
+                value=each,
+                unit="B",
+                formula="sum over layers of tokens kept x bytes",
+                numbers=f"layers {start} to {end - 1}, {case.context:,} tokens, {kv.name}, T = {layout.tp}",
+            ),
+            Term(
+                name="conversations per replica",
+                symbol="N_conv",
+                value=count,
+                unit="conversations",
+                formula="floor(C / c)",
+                numbers=f"floor({budget:,} / {each:,})",
+            ),
+        )
+        return Replica(
+            conversations=count,
+            low=count,
+            high=count,
+            budget=GpuBudget(
+                memory=memory, reserved=reserved, weights=weights, overhead=(), kv_budget=budget
+            ),
+            kv_bytes_per_conversation_per_gpu=each,
+            binding="the weights do not fit" if budget < 0 else "cache memory",
+            ledger=Ledger(name=f"one GPU, layers {start} to {end - 1}", terms=terms),
+        )
+
+
+def _reserved(memory: int, settings: Settings) -> int:
+    if settings.reserve is not None and settings.utilization is not None:
+        raise UsageError("--reserve and --utilization say the same thing; give one of them")
+    fraction = settings.reserve if settings.utilization is None else 1 - settings.utilization
+    return round(memory * (fraction or 0.0))
+
+
+def _rank_conversation_bytes(model: ModelSpec, context: int, kv: KvFormat, tp: int) -> int:
+    if tp == 1:
+        return conversation_bytes(model, context, kv)
+    total = 0
+    for layer, times in model.layer_runs():
+        total += times * sum(rank_mixer(mixer, tp).kv_bytes(context, kv) for mixer in layer.mixers)
+    return total
+
+
+def _whole(budget: int, each: int) -> int:
+    """Whole conversations. A stage that caches nothing limits nothing: then the cache is not what binds."""
+    if budget < 0:
+        return 0
+    return budget // each if each else NO_LIMIT
+
+
+# A pipeline stage without attention (or a model without a cache) never runs out of cache.
+NO_LIMIT = 10**9

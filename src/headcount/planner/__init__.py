@@ -1,0 +1,1 @@
+"""``fit`` and ``book``: the two questions, over a ``Deployment``."""

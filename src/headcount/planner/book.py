@@ -1,0 +1,293 @@
+"""``book``: the fewest GPUs that hold a number of conversations, why each smaller count fails, and the pooled bound.
+
+    replicas  = ceil(users / conversations of one replica)  (+ spare)
+    GPUs      = min over T of T x replicas                  (ties: the smallest T)
+    bound     = ceil((users x KV bytes + weights once) / usable bytes of a card)
+
+The bound forgets that weights are copied to every replica and that a conversation is not divided: it is never what
+one can book, but no layout needs less.
+"""
+
+from __future__ import annotations
+
+from headcount.cost.cache import conversation_bytes
+from headcount.cost.weights import weight_bytes
+from headcount.engines.base import Layout, Replica
+from headcount.errors import LayoutError
+from headcount.ledger import Ledger, Term
+from headcount.planner.fit import total_ledger
+from headcount.planner.plan import (
+    Alternative,
+    Deployment,
+    Plan,
+    check_context,
+    require_parameters,
+    standing_warnings,
+)
+from headcount.record import Record
+from headcount.spec.kv_format import kv_format
+from headcount.units import ceil_div
+
+PIPELINE_COST = (
+    "stages run in series: every token crosses each stage and the link between them, and stages idle "
+    "unless enough requests are in flight"
+)
+
+
+class Demand(Record):
+    """What must be held: ``users`` conversations of ``context`` tokens, with ``spare`` replicas to lose."""
+
+    users: int
+    context: int
+    spare: int = 0
+    allow_long: bool = False
+    usd_per_gpu_hour: float | None = None
+    price_source: str = ""
+
+
+class Candidate(Record):
+    """One replica shape that was tried: how many replicas it would take, or why not."""
+
+    tp: int
+    pp: int
+    replica: Replica | None
+    refused: str
+    replicas: int | None
+
+    @property
+    def gpus(self) -> int | None:
+        """GPUs of all replicas; None when the shape cannot serve."""
+        return None if self.replicas is None else self.tp * self.pp * self.replicas
+
+
+def book(deployment: Deployment, demand: Demand) -> Plan:
+    """Return the cheapest feasible layout, its alternatives, and the reason each smaller count fails.
+
+    Raises LayoutError when no layout within ``max_gpus`` holds the demand.
+    """
+    require_parameters(deployment.model)
+    warnings = check_context(deployment.model, demand.context, allow_long=demand.allow_long)
+    flat = [_candidate(deployment, demand, tp, pp) for tp, pp in _shapes(deployment, pipelines=False)]
+    feasible = [shape for shape in flat if shape.gpus is not None]
+    piped: list[Candidate] = []
+    if deployment.allow_pp or not feasible:
+        piped = [_candidate(deployment, demand, tp, pp) for tp, pp in _shapes(deployment, pipelines=True)]
+        feasible += [shape for shape in piped if shape.gpus is not None]
+    if not feasible:
+        raise LayoutError(_nothing_fits(deployment, demand, [*flat, *piped]))
+    best = min(feasible, key=lambda shape: (shape.gpus or 0, shape.pp, shape.tp))
+    assert best.replica is not None and best.replicas is not None and best.gpus is not None
+    if not piped:
+        shapes = [pair for pair in _shapes(deployment, pipelines=True) if pair[0] * pair[1] < best.gpus]
+        piped = [_candidate(deployment, demand, tp, pp) for tp, pp in shapes]
+    layout = Layout(tp=best.tp, pp=best.pp, dp=best.replicas)
+    replica = best.replica
+    smaller = _why_not_fewer(deployment, demand, flat, best.gpus) if not _fixed(deployment) else ()
+    plan = Plan(
+        question="book",
+        deployment=deployment,
+        layout=layout,
+        context=demand.context,
+        replica=replica,
+        conversations=layout.dp * replica.conversations,
+        low=layout.dp * replica.low,
+        high=layout.dp * replica.high,
+        users=demand.users,
+        spare_replicas=demand.spare,
+        usd_per_gpu_hour=demand.usd_per_gpu_hour,
+        price_source=demand.price_source,
+        lower_bound=lower_bound(deployment, demand),
+        alternatives=_alternatives(demand, [*flat, *piped], best),
+        smaller=smaller,
+        ledger=_ledger(deployment, demand, layout, replica),
+    )
+    close = _too_close(
+        deployment, demand, [*flat, *(piped if deployment.allow_pp or best.pp > 1 else [])], plan
+    )
+    return plan.replace(warnings=(*close, *warnings, *replica.warnings, *standing_warnings(deployment)))
+
+
+def _fixed(deployment: Deployment) -> bool:
+    return deployment.tp is not None or deployment.pp is not None or deployment.dp is not None
+
+
+def _shapes(deployment: Deployment, *, pipelines: bool) -> list[tuple[int, int]]:
+    """(T, P) pairs to try: T within a node; P = 1, or 2 and more when ``pipelines``."""
+    widest = min(deployment.gpus_per_node, deployment.max_gpus)
+    widths = [deployment.tp] if deployment.tp is not None else list(range(1, widest + 1))
+    if deployment.pp is not None:
+        depths = [deployment.pp] if (deployment.pp > 1) == pipelines else []
+    elif pipelines:
+        # Stages may leave the node: one activation vector per token crosses, not a share of every matrix.
+        deepest = min(len(deployment.model.layers), max(deployment.gpus_per_node, 16))
+        depths = list(range(2, deepest + 1)) if not (_fixed(deployment) and not deployment.allow_pp) else []
+    else:
+        depths = [1]
+    return [(tp, pp) for pp in depths for tp in widths if tp * pp <= deployment.max_gpus]
+
+
+def _candidate(deployment: Deployment, demand: Demand, tp: int, pp: int) -> Candidate:
+    layout = Layout(tp=tp, pp=pp)
+    try:
+        replica = deployment.replica(layout, demand.context)
+    except LayoutError as error:
+        reason = str(error).partition("refused: ")[2] or str(error)
+        return Candidate(tp=tp, pp=pp, replica=None, refused=reason, replicas=None)
+    if not replica.conversations:
+        return Candidate(tp=tp, pp=pp, replica=replica, refused=replica.binding, replicas=None)
+    replicas = replicas_needed(replica.conversations, demand)
+    if deployment.dp is not None:
+        if deployment.dp < replicas:
+            held = deployment.dp * replica.conversations
+            return Candidate(
+                tp=tp,
+                pp=pp,
+                replica=replica,
+                refused=f"--dp {deployment.dp} replicas hold {held:,} of {demand.users:,}",
+                replicas=None,
+            )
+        replicas = deployment.dp
+    if replicas * tp * pp > deployment.max_gpus:
+        reason = f"needs {replicas * tp * pp:,} GPUs, over the limit of {deployment.max_gpus:,} (--max-gpus)"
+        return Candidate(tp=tp, pp=pp, replica=replica, refused=reason, replicas=None)
+    return Candidate(tp=tp, pp=pp, replica=replica, refused="", replicas=replicas)
+
+
+def replicas_needed(conversations: int, demand: Demand) -> int:
+    """``ceil(users / conversations) + spare``."""
+    return ceil_div(demand.users, conversations) + demand.spare
+
+
+def lower_bound(deployment: Deployment, demand: Demand) -> tuple[int, int]:
+    """Pooled arithmetic: ``(total bytes, GPUs)``."""
+    kv = kv_format(deployment.engine.kv_format_name(deployment.model, deployment.settings))
+    total = demand.users * conversation_bytes(deployment.model, demand.context, kv) + weight_bytes(
+        deployment.model, deployment.settings.weights
+    )
+    return total, ceil_div(total, deployment.engine.usable_bytes(deployment.accelerator, deployment.settings))
+
+
+def _why_not_fewer(
+    deployment: Deployment, demand: Demand, flat: list[Candidate], gpus: int
+) -> tuple[tuple[int, str], ...]:
+    """For each count below ``gpus``: what every way of cutting it into replicas holds, or why it is refused."""
+    rows = []
+    for count in range(gpus - 1, 0, -1):
+        reasons = [
+            _count_reason(demand, shape, count // shape.tp)
+            for shape in flat
+            if shape.pp == 1 and count % shape.tp == 0
+        ]
+        rows.append((count, "; ".join(reasons)))
+    return tuple(rows)
+
+
+def _count_reason(demand: Demand, shape: Candidate, replicas: int) -> str:
+    who = f"TP {shape.tp}" + (f" x {replicas} replicas" if replicas > 1 else "")
+    if shape.replica is None or not shape.replica.conversations:
+        return f"{who} refused: {shape.refused}"
+    held = (replicas - demand.spare) * shape.replica.conversations
+    left = f" with {demand.spare} spare" if demand.spare else ""
+    return f"{who} holds {max(held, 0):,} of {demand.users:,}{left}"
+
+
+def _alternatives(demand: Demand, shapes: list[Candidate], best: Candidate) -> tuple[Alternative, ...]:
+    """Every other shape: its cheapest feasible count, or its refusal. Refused pipelines are left out: they are many."""
+    found = []
+    for shape in shapes:
+        if shape is best or (shape.pp > 1 and shape.gpus is None):
+            continue
+        gpus = shape.gpus
+        piped = shape.pp > 1 and best.pp == 1
+        if piped and (gpus is None or best.gpus is None or gpus >= best.gpus):
+            continue
+        replicas = shape.replicas or 1
+        held = None if shape.replica is None or shape.refused else replicas * shape.replica.conversations
+        price = demand.usd_per_gpu_hour
+        found.append(
+            Alternative(
+                layout=Layout(tp=shape.tp, pp=shape.pp, dp=replicas),
+                conversations=held,
+                refused=shape.refused or ("pipeline stages need --allow-pp" if piped else ""),
+                usd_per_hour=None if price is None or gpus is None else gpus * price,
+                note=PIPELINE_COST if shape.pp > 1 else "",
+            )
+        )
+    found.sort(
+        key=lambda other: (other.conversations is None, other.layout.gpus, other.layout.pp, other.layout.tp)
+    )
+    return tuple(found)
+
+
+def _too_close(
+    deployment: Deployment, demand: Demand, shapes: list[Candidate], plan: Plan
+) -> tuple[str, ...]:
+    """Warn when the count would be another one at either end of the engine's stated uncertainty."""
+    answers = []
+    for end in ("low", "high"):
+        counts = [
+            shape.tp * shape.pp * replicas_needed(getattr(shape.replica, end), demand)
+            for shape in shapes
+            if shape.replica is not None and getattr(shape.replica, end) > 0
+        ]
+        answers.append(min(counts, default=None) if counts else None)
+    pessimistic, optimistic = answers
+    gpus = plan.layout.gpus
+    if _fixed(deployment) or (pessimistic == gpus and optimistic == gpus):
+        return ()
+    worst = f"{pessimistic:,}" if pessimistic is not None else "none that fits"
+    return (
+        f"too close to call: within the stated uncertainty the answer is {optimistic:,} to {worst} GPUs "
+        f"({plan.replica.low:,} to {plan.replica.high:,} conversations per replica)",
+    )
+
+
+def _ledger(deployment: Deployment, demand: Demand, layout: Layout, replica: Replica) -> Ledger:
+    total_bytes, bound = lower_bound(deployment, demand)
+    usable = deployment.engine.usable_bytes(deployment.accelerator, deployment.settings)
+    spare = f" + {demand.spare}" if demand.spare else ""
+    terms = (
+        Term(
+            name="replicas",
+            symbol="D",
+            value=layout.dp,
+            unit="replicas",
+            formula="ceil(users / conversations per replica)" + (" + spare" if demand.spare else ""),
+            numbers=f"ceil({demand.users:,} / {replica.conversations:,}){spare}",
+        ),
+        Term(
+            name="GPUs",
+            symbol="G",
+            value=layout.gpus,
+            unit="GPUs",
+            formula="T x P x D",
+            numbers=f"{layout.tp} x {layout.pp} x {layout.dp}",
+        ),
+        Term(
+            name="pooled bytes",
+            symbol="B_pool",
+            value=total_bytes,
+            unit="B",
+            formula="users x KV bytes + weights once",
+            source="ideal bytes: no rounding, no replication",
+        ),
+        Term(
+            name="pooled lower bound",
+            symbol="G_min",
+            value=bound,
+            unit="GPUs",
+            formula="ceil(B_pool / usable bytes of a card)",
+            numbers=f"ceil({total_bytes:,} / {usable:,})",
+        ),
+    )
+    return Ledger(name="GPUs to book", terms=terms, parts=(total_ledger(layout, replica),))
+
+
+def _nothing_fits(deployment: Deployment, demand: Demand, shapes: list[Candidate]) -> str:
+    usable = [shape for shape in shapes if shape.replica is not None]
+    last = max(usable or shapes, key=lambda shape: shape.tp * shape.pp)
+    return (
+        f"no layout of at most {deployment.max_gpus:,} x {deployment.accelerator.name} holds {demand.users:,} "
+        f"conversations of {demand.context:,} tokens; the widest tried, {Layout(tp=last.tp, pp=last.pp).words()}: "
+        f"{last.refused}"
+    )

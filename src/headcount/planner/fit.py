@@ -1,0 +1,168 @@
+"""``fit``: how many conversations of a length fit on these GPUs; or the longest context for a number of users.
+
+total = replicas x conversations of one replica
+Conversations are whole and live on one replica; every replica has its own copy of the weights.
+"""
+
+from __future__ import annotations
+
+from headcount.engines.base import Layout
+from headcount.errors import LayoutError, UsageError
+from headcount.ledger import Ledger, Term
+from headcount.planner.plan import (
+    Alternative,
+    Deployment,
+    Plan,
+    check_context,
+    require_parameters,
+    standing_warnings,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headcount.engines.base import Replica
+
+# The longest context ``fit --users`` searches when a model states none.
+CONTEXT_LIMIT = 2**24
+
+
+def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: bool = False) -> Plan:
+    """Return the plan for ``gpus`` cards (or the layout that was fixed) at ``context`` tokens.
+
+    Raises LayoutError when every layout is refused, UsageError when the fixed layout does not use ``gpus``.
+    """
+    require_parameters(deployment.model)
+    warnings = check_context(deployment.model, context, allow_long=allow_long)
+    layouts = candidate_layouts(deployment, gpus)
+    tried = [_try(deployment, layout, context) for layout in layouts]
+    feasible = [(layout, replica) for layout, replica, _ in tried if replica is not None]
+    if not any(replica.conversations for _, replica in feasible) and _may_pipeline(deployment, gpus):
+        more = [_try(deployment, layout, context) for layout in pipeline_layouts(deployment, gpus or 1)]
+        tried += more
+        feasible += [(layout, replica) for layout, replica, _ in more if replica is not None]
+    if not feasible:
+        reasons = "; ".join(f"{layout.words()}: {reason}" for layout, _, reason in tried[:4])
+        raise LayoutError(f"no layout of {layouts[0].gpus} GPUs is possible: {reasons}")
+    layout, replica = max(
+        feasible, key=lambda pair: (pair[0].dp * pair[1].conversations, -pair[0].pp, -pair[0].tp)
+    )
+    if not replica.conversations:
+        warnings += (f"nothing fits: {replica.binding}",)
+    others = tuple(
+        Alternative(
+            layout=other,
+            conversations=None if found is None else other.dp * found.conversations,
+            refused=reason,
+        )
+        for other, found, reason in tried
+        if other != layout
+    )
+    return Plan(
+        question="fit",
+        deployment=deployment,
+        layout=layout,
+        context=context,
+        replica=replica,
+        conversations=layout.dp * replica.conversations,
+        low=layout.dp * replica.low,
+        high=layout.dp * replica.high,
+        users=None,
+        alternatives=others,
+        warnings=(*warnings, *replica.warnings, *standing_warnings(deployment)),
+        ledger=total_ledger(layout, replica),
+    )
+
+
+def total_ledger(layout: Layout, replica: Replica) -> Ledger:
+    """The replica's ledger and the sum over replicas."""
+    total = Term(
+        name="conversations together",
+        symbol="N_total",
+        value=layout.dp * replica.conversations,
+        unit="conversations",
+        formula="replicas x conversations per replica",
+        numbers=f"{layout.dp} x {replica.conversations:,}",
+    )
+    return Ledger(name="conversations", terms=(total,), parts=(replica.ledger,))
+
+
+def _try(deployment: Deployment, layout: Layout, context: int) -> tuple[Layout, Replica | None, str]:
+    try:
+        return layout, deployment.replica(layout, context), ""
+    except LayoutError as error:
+        return layout, None, str(error).partition("refused: ")[2] or str(error)
+
+
+def candidate_layouts(deployment: Deployment, gpus: int | None) -> list[Layout]:
+    """The layouts of exactly ``gpus`` cards without pipeline stages, or the one that was fixed."""
+    fixed = (deployment.tp, deployment.pp, deployment.dp)
+    if any(value is not None for value in fixed):
+        return [fixed_layout(deployment, gpus)]
+    count = gpus or 1
+    return [
+        Layout(tp=tp, dp=count // tp)
+        for tp in range(1, min(count, deployment.gpus_per_node) + 1)
+        if count % tp == 0
+    ]
+
+
+def fixed_layout(deployment: Deployment, gpus: int | None) -> Layout:
+    """Complete the fixed sizes: replicas follow from the GPU count when they are not given."""
+    tp, pp = deployment.tp or 1, deployment.pp or 1
+    if deployment.dp is not None or gpus is None:
+        layout = Layout(tp=tp, pp=pp, dp=deployment.dp or 1)
+        if gpus is not None and layout.gpus != gpus:
+            raise UsageError(
+                f"--tp {tp} x --pp {pp} x --dp {layout.dp} is {layout.gpus} GPUs; --gpus says {gpus}"
+            )
+        return layout
+    if gpus % (tp * pp):
+        raise UsageError(
+            f"--gpus {gpus} does not divide into replicas of --tp {tp} x --pp {pp} = {tp * pp} GPUs"
+        )
+    return Layout(tp=tp, pp=pp, dp=gpus // (tp * pp))
+
+
+def _may_pipeline(deployment: Deployment, gpus: int | None) -> bool:
+    """Pipeline stages are tried when nothing within a node fits and no size was fixed."""
+    return (gpus or 1) > 1 and deployment.tp is None and deployment.pp is None and deployment.dp is None
+
+
+def pipeline_layouts(deployment: Deployment, gpus: int) -> list[Layout]:
+    """Every layout of exactly ``gpus`` cards with two or more stages."""
+    layouts = []
+    for pp in range(2, min(gpus, len(deployment.model.layers)) + 1):
+        if gpus % pp:
+            continue
+        for tp in range(1, min(gpus // pp, deployment.gpus_per_node) + 1):
+            if (gpus // pp) % tp == 0:
+                layouts.append(Layout(tp=tp, pp=pp, dp=gpus // (pp * tp)))
+    return layouts
+
+
+def largest_context(
+    deployment: Deployment, *, gpus: int | None, users: int, allow_long: bool = False
+) -> Plan:
+    """Return the plan at the longest context that still holds ``users`` conversations.
+
+    Capacity does not grow with the context, so the longest one is found by bisection. Raises LayoutError when not
+    even one token each fits.
+    """
+    limit = deployment.model.max_positions or CONTEXT_LIMIT
+    if allow_long:
+        limit = CONTEXT_LIMIT
+
+    def holds(context: int) -> bool:
+        return fit(deployment, gpus=gpus, context=context, allow_long=True).conversations >= users
+
+    if not holds(1):
+        raise LayoutError(
+            f"not even 1 token each fits for {users:,} users on {gpus or 1} x {deployment.accelerator.name}"
+        )
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    plan = fit(deployment, gpus=gpus, context=low, allow_long=allow_long)
+    note = (f"the model's {limit:,} positions are the limit, not the memory",) if low == limit else ()
+    return plan.replace(users=users, warnings=(*note, *plan.warnings))

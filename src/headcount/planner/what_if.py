@@ -1,0 +1,81 @@
+"""What would change the booking: the same question with one thing changed, answered by the same search."""
+
+from __future__ import annotations
+
+from headcount.cost.cache import growing_attention
+from headcount.engines.base import Settings
+from headcount.errors import HeadcountError, LayoutError
+from headcount.planner.book import Demand, book
+from headcount.planner.plan import Deployment
+from headcount.spec.attention import HeadedAttention
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headcount.spec.model import ModelSpec
+
+
+def what_ifs(
+    deployment: Deployment, demand: Demand, *, model_text: str
+) -> tuple[tuple[str, int | None, str], ...]:
+    """Return ``(change, GPUs or None when nothing fits, note)`` for the changes that apply to this model."""
+    rows = []
+    settings = deployment.settings
+    if settings.kv in ("auto", "fp16", "bf16", "fp32"):
+        rows.append(
+            _settings_row(deployment, demand, settings.replace(kv="fp8"), "--kv fp8", "measure the quality")
+        )
+    if (
+        settings.weights == "auto"
+        and deployment.model.quantization is None
+        and deployment.model.checkpoint is None
+    ):
+        rows.append(
+            _settings_row(
+                deployment, demand, settings.replace(weights="fp8"), "--weights fp8", "measure the quality"
+            )
+        )
+    fewer = _fewer_heads(deployment.model)
+    if fewer is not None:
+        rows.append(_heads_row(deployment, demand, model_text, fewer))
+    doubled = 2 * demand.context
+    if not deployment.model.max_positions or doubled <= deployment.model.max_positions:
+        rows.append((f"--context {doubled}", _gpus(deployment, demand.replace(context=doubled)), ""))
+    return tuple(rows)
+
+
+def _settings_row(
+    deployment: Deployment, demand: Demand, settings: Settings, change: str, note: str
+) -> tuple[str, int | None, str]:
+    return change, _gpus(deployment.replace(settings=settings), demand), note
+
+
+def _fewer_heads(model: ModelSpec) -> int | None:
+    """Eight key/value heads for a model that has more, when its query heads allow; None otherwise."""
+    attention = growing_attention(model)
+    if not isinstance(attention, HeadedAttention) or attention.num_key_value_heads <= 8:
+        return None
+    return 8 if attention.num_attention_heads % 8 == 0 else None
+
+
+def _heads_row(
+    deployment: Deployment, demand: Demand, model_text: str, heads: int
+) -> tuple[str, int | None, str]:
+    from headcount.spec.reader import read_model
+
+    try:
+        other = read_model(model_text, kv_heads=heads, nominal_parameters=deployment.model.nominal_parameters)
+    except HeadcountError:
+        # The what-if does not apply to this kind of model; it is left out of the answer, not guessed.
+        return f"--kv-heads {heads}", None, "does not apply to this model"
+    return (
+        f"--kv-heads {heads}",
+        _gpus(deployment.replace(model=other), demand),
+        "another model, other quality",
+    )
+
+
+def _gpus(deployment: Deployment, demand: Demand) -> int | None:
+    try:
+        return book(deployment, demand).layout.gpus
+    except LayoutError:
+        return None

@@ -1,0 +1,1 @@
+"""Results -> console text or JSON."""

@@ -1,0 +1,71 @@
+"""A Hugging Face id over the network: config.json, and tensor sizes from safetensors headers by range requests.
+
+Needs ``pip install headcount[hub]``; nothing but headers is fetched.
+"""
+
+from __future__ import annotations
+
+from headcount.errors import ModelFileError, UnknownNameError
+from headcount.spec import catalogue
+from headcount.spec.checkpoint import Checkpoint, TensorInfo
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headcount.spec.model import ModelSpec
+
+
+def read_hub(repo_id: str, overrides: dict[str, int] | None) -> ModelSpec:
+    """Read ``org/name`` from the hub.
+
+    Raises UnknownNameError when the hub client is not installed, ModelFileError when the hub cannot answer.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError:
+        raise UnknownNameError(
+            what="model",
+            given=repo_id,
+            allowed=catalogue.names(),
+            hint="not in the local Hugging Face cache or the catalogue; `pip install headcount[hub]` asks the hub",
+        ) from None
+    from headcount.spec.huggingface.config import read_config_file, spec_from_config
+
+    try:
+        path = huggingface_hub.hf_hub_download(repo_id, "config.json")
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise ModelFileError(f"{repo_id}: the hub did not give a config.json: {_first_line(error)}") from None
+    spec = spec_from_config(
+        read_config_file(path), name=repo_id, source=f"hub: {repo_id}", overrides=overrides
+    )
+    if overrides:
+        return spec
+    try:
+        metadata = huggingface_hub.get_safetensors_metadata(repo_id)
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        note = (
+            f"no safetensors headers on the hub ({_first_line(error)}): weights are computed from the config"
+        )
+        return spec.replace(notes=(*spec.notes, note))
+    tensors = tuple(
+        TensorInfo(
+            name=name,
+            dtype=info.dtype,
+            shape=tuple(info.shape),
+            nbytes=info.data_offsets[1] - info.data_offsets[0],
+        )
+        for file in metadata.files_metadata.values()
+        for name, info in file.tensors.items()
+    )
+    checkpoint = Checkpoint(
+        path=repo_id,
+        file_format="safetensors",
+        tensors=tensors,
+        metadata={},
+        files=tuple(metadata.files_metadata),
+    )
+    return spec.replace(checkpoint=checkpoint)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
