@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import textwrap
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 WIDTH = 80
 _STYLES = {"bold": "1", "dim": "2", "blue": "34", "green": "32", "yellow": "33", "red": "31", "cyan": "36"}
 
@@ -48,7 +52,7 @@ class Page:
         ) or [start.rstrip()]
 
     def table(
-        self, header: tuple[str, ...], rows: list[tuple[str, ...]], *, right: set[int] | None = None
+        self, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: set[int] | None = None
     ) -> None:
         """Aligned columns; the columns in ``right`` are numbers. The last column is cut at the page's edge."""
         flush_right = right or set()

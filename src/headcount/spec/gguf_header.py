@@ -56,9 +56,9 @@ class _Placed(Record):
 def read_gguf(path: str) -> Checkpoint:
     """Read the header of a GGUF model: every part of a split one.
 
-    ``path`` is a ``*.gguf`` file, any part of a split model, or a directory that holds one model. Metadata comes
-    from the first part; long arrays in it are ``ArrayInfo``, long texts ``TextInfo``. Raises ModelFileError,
-    naming the file, when anything is missing, damaged, truncated, lying or contradicts itself.
+    ``path`` is a ``*.gguf`` file, any part of a split model, or a directory that holds one model. Metadata
+    comes from the first part; long arrays in it are ``ArrayInfo``, long texts ``TextInfo``. Raises
+    ModelFileError, naming the file, when anything is missing, damaged, truncated or contradicts itself.
     """
     first = _choose(path) if os.path.isdir(path) else path
     parts = all_parts(first, SUFFIX)

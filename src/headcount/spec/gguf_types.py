@@ -2,7 +2,7 @@
 
     tensor bytes = elements / block x block bytes          (rows are whole blocks)
 
-Source: ``ggml-common.h`` and ``ggml.h`` of llama.cpp (2026-11). Q8_1 is a work format that files do not carry;
+Source: ``ggml-common.h`` and ``ggml.h`` of llama.cpp (2026-11). Q8_1 is a work format that no file carries;
 its C structure has 36 bytes, while gguf-py 0.19.0 lists 40.
 """
 

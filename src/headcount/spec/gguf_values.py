@@ -39,7 +39,7 @@ KEPT_NUMBERS = 4096  # per-layer head counts and window patterns are arrays; tok
 KEPT_TEXTS = 256
 KEPT_TEXT_BYTES = 64 * KIB
 ARRAY_DEPTH = 4
-# No published header is near this (the largest vocabularies take 30 MiB); it bounds the time of a hostile one.
+# No published header is near this (the largest vocabularies take 30 MiB); it bounds a hostile one's time.
 HEADER_LIMIT = 128 * MIB
 # What kept values may cost in Python objects, about 40 bytes per number.
 KEPT_COST_LIMIT = 64 * MIB
@@ -181,7 +181,7 @@ def _read_array(cursor: Cursor, key: str, depth: int) -> Any:
     if depth == ARRAY_DEPTH:
         raise cursor.fault(f"{what} is nested more than {ARRAY_DEPTH} deep")
     cursor.require(12 * count, what)
-    cursor.keep(32 * count)
+    cursor.keep(256 * count)
     for _ in range(count):
         _read_array(cursor, key, depth + 1)
     return ArrayInfo(type="array", count=count)

@@ -59,7 +59,7 @@ DTYPE_BITS = {
 _PREFIX_BYTES = 8
 _FORMAT_HEADER_LIMIT = 100 * MB  # the format's own limit
 # Our limits, far above any published shard (a few MiB), so that reading a hostile header stays cheap.
-_HEADER_LIMIT = 32 * MIB
+_HEADER_LIMIT = 16 * MIB
 _TENSOR_LIMIT = 2**17
 _INDEX_LIMIT = 128 * MIB
 _INDEX_TENSOR_LIMIT = 2**20

@@ -85,13 +85,14 @@ def language_model(config: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[s
     inner, default_type = wrapped
     inner_type = inner.get("model_type")
     found = inner_type if isinstance(inner_type, str) and inner_type else default_type
-    carried = {
+    carried: dict[str, Any] = {
         key: config[key]
         for key in ("quantization_config", "torch_dtype", "dtype", "tie_word_embeddings")
         if key in config and key not in inner
     }
     # Deeper nesting (an omni model's thinker) is unwrapped again.
-    text, text_type, notes = language_model({**inner, **carried, "model_type": found})
+    merged: dict[str, Any] = {**inner, **carried, "model_type": found}
+    text, text_type, notes = language_model(merged)
     note = f"the language model of {model_type!r} is counted; its vision or audio encoder is not"
     return text, text_type, (note, *notes)
 

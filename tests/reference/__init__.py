@@ -1,0 +1,1 @@
+"""Comparisons with an installed transformers; run with ``pytest -m reference``."""
