@@ -38,7 +38,10 @@ def document() -> str:
                 "source": entry["source"],
             }
         )
-    return json.dumps({"aliases": dict(sorted(aliases.items())), "models": models}, indent=0, ensure_ascii=False) + "\n"
+    return (
+        json.dumps({"aliases": dict(sorted(aliases.items())), "models": models}, indent=0, ensure_ascii=False)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Hostile files: whatever the bytes, a reader returns or raises HeadcountError, fast and in bounded memory."""
+"""Hostile files: whatever the bytes, a reader returns or raises HeadcountError, soon and in bounded memory."""
 
 from __future__ import annotations
 

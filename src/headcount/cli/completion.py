@@ -34,7 +34,10 @@ _SCRIPT = """# headcount completion; load with: source <(headcount completion {s
 }}
 complete -o filenames -F _headcount headcount
 """
-_PRELUDES = {"bash": "", "zsh": "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n"}
+_PRELUDES = {
+    "bash": "",
+    "zsh": "autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n",
+}
 
 
 def make_parser() -> Parser:

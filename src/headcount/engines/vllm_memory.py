@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from headcount.cost.cache import mixer_runs
 from headcount.engines.base import Case
-from headcount.errors import UnknownNameError
+from headcount.engines.vllm_pages import EngineRules, release
 from headcount.record import Record
 from headcount.spec.attention import LatentAttention
 from headcount.units import GIB
@@ -34,53 +34,10 @@ CUDA_KEEPS = round(0.5 * GIB)
 CUDA_KEEPS_SPREAD = round(0.2 * GIB)
 
 
-class Rules(Record):
-    """What changed between versions and moves the answer (release notes and packages of each version).
-
-    since             first version the rules hold for
-    utilization       default gpu_memory_utilization
-    graphs_counted    whether CUDA graphs come out of the cache
-    logit_bytes       bytes per (row, vocabulary entry) of the sampler's dummy run
-    big_card_tier     whether cards of 160 GiB and more batch 16384 tokens
-    in_flight_steps   batches in flight that a window is charged for
-    """
-
-    since: str
-    utilization: float
-    graphs_counted: bool
-    logit_bytes: float
-    big_card_tier: bool
-    in_flight_steps: int
-
-
-RULES = (
-    Rules(since="0.8.5", utilization=0.90, graphs_counted=False, logit_bytes=38.6, big_card_tier=False, in_flight_steps=1),
-    Rules(since="0.17.0", utilization=0.90, graphs_counted=False, logit_bytes=14.0, big_card_tier=False, in_flight_steps=1),
-    Rules(since="0.21.0", utilization=0.92, graphs_counted=True, logit_bytes=14.0, big_card_tier=False, in_flight_steps=1),
-    Rules(since="0.29.0", utilization=0.92, graphs_counted=True, logit_bytes=14.0, big_card_tier=True, in_flight_steps=2),
-)
-NEWEST = "0.33.0"
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """``0.19.1`` -> (0, 19, 1); UnknownNameError for anything else."""
-    parts = text.strip().lstrip("v").split(".")
-    if not 2 <= len(parts) <= 4 or not all(part.isdigit() and len(part) < 6 for part in parts):
-        raise UnknownNameError(what="vLLM version", given=text, allowed=[rules.since for rules in RULES] + [NEWEST])
-    return tuple(int(part) for part in parts)
-
-
-def rules_of(version: str) -> Rules:
-    """The rules in force at ``version``: the newest that are not newer. Before 0.8.5 and after 0.33 is refused."""
-    asked = parse_version(version)
-    if asked < parse_version(RULES[0].since) or asked[:2] > parse_version(NEWEST)[:2]:
-        raise UnknownNameError(
-            what="vLLM version",
-            given=version,
-            allowed=[rules.since for rules in RULES] + [NEWEST],
-            hint=f"modelled: {RULES[0].since} to {NEWEST}",
-        )
-    return [rules for rules in RULES if parse_version(rules.since) <= asked][-1]
+# Bytes per (row, vocabulary entry) of the sampler's dummy run: 38.4 to 39.6 in every 0.11 to 0.16 log, 14.8 to 16.2
+# (hidden states included) from 0.17 on.
+_LOGIT_BYTES = (38.6, 14.0)
+_SAMPLER_CHANGED = "0.17.1"
 
 
 class Overhead(Record):
@@ -103,12 +60,12 @@ def device_bytes(accelerator: Accelerator) -> int:
     return accelerator.driver_bytes - (CUDA_KEEPS if accelerator.vendor == "nvidia" else 0)
 
 
-def batch_limits(case: Case, rules: Rules) -> tuple[int, int]:
+def batch_limits(case: Case, rules: EngineRules) -> tuple[int, int]:
     """``(max_num_batched_tokens, max_num_seqs)``: as asked, else the API server's defaults by card size."""
     memory = case.settings.memory_bytes or device_bytes(case.accelerator)
-    if rules.big_card_tier and memory >= 160 * GIB:
+    if rules.tier_160_gib and memory >= 160 * GIB:
         tokens, seqs = 16384, 1024
-    elif memory >= 70 * GIB and not case.accelerator.name.startswith(("a100", "dgx-spark")):
+    elif memory >= 70 * GIB and not case.accelerator.name.startswith(_small_batches(rules)):
         tokens, seqs = 8192, 1024
     else:
         tokens, seqs = 2048, 256
@@ -116,28 +73,62 @@ def batch_limits(case: Case, rules: Rules) -> tuple[int, int]:
     return asked or tokens, min(case.settings.max_num_seqs or seqs, asked or tokens)
 
 
-def overhead(case: Case, rules: Rules, *, last_stage: bool, stage_layers: int, packed_experts: bool) -> Overhead:
+def _small_batches(rules: EngineRules) -> tuple[str, ...]:
+    """Large cards that get the small card's batches all the same."""
+    return ("dgx-spark",) if rules.a100_is_large else ("a100", "dgx-spark")
+
+
+def overhead(
+    case: Case, rules: EngineRules, *, last_stage: bool, stage_layers: int, packed_experts: bool
+) -> Overhead:
     """Predict activation, non-torch and graph bytes of one GPU; see the module for the equations and their origin."""
     model, tp = case.model, case.layout.tp
     tokens, rows = batch_limits(case, rules)
     width, expert = _widths(model)
     forward = tokens * (3 * width // tp + 4 * model.hidden_size) * 2
-    logits = round(rows * model.vocab_size * rules.logit_bytes + tokens * model.hidden_size * 2 + 0.12 * GIB)
+    logit_bytes = _LOGIT_BYTES[release(rules.version) >= release(_SAMPLER_CHANGED)]
+    logits = round(rows * model.vocab_size * logit_bytes + tokens * model.hidden_size * 2 + 0.12 * GIB)
     activation = max(forward, logits) if last_stage else forward
     if expert is not None and not packed_experts:
         expert_width, top_k = expert
         columns = max(2 * expert_width // tp, model.hidden_size) + max(expert_width // tp, model.hidden_size)
         activation += tokens * top_k * columns * 2
-    # Measured on the same machine: NCCL buffers appear with the second GPU.
-    non_torch = round((2.1 if tp > 1 else 0.1 if case.layout.pp > 1 else 0.25) * GIB)
+    non_torch, late = _non_torch(rules, tp=tp, pp=case.layout.pp)
     graphs = 0
-    if rules.graphs_counted:
-        graphs = round((0.022 * stage_layers + (0.6 if expert is not None else 0.0)) * GIB)
-    spread = round(0.12 * activation + 0.4 * graphs + 0.1 * GIB + (0.1 * GIB if tp > 1 else 0)) + CUDA_KEEPS_SPREAD
+    if rules.cuda_graphs_counted == "yes":
+        graphs = round(GRAPH_BYTES_PER_LAYER * stage_layers)
+        graphs = max(graphs, GRAPH_BYTES_WITH_EXPERTS) if expert is not None else graphs
+    spread = round(0.12 * activation + 0.4 * graphs + 0.1 * GIB) + CUDA_KEEPS_SPREAD
     total = activation + non_torch + graphs
     return Overhead(
-        activation=activation, non_torch=non_torch, graphs=graphs, low=max(0, total - spread), high=total + spread
+        activation=activation,
+        non_torch=non_torch,
+        graphs=graphs,
+        low=max(0, total - spread),
+        high=total + spread + late,
     )
+
+
+# vLLM's own estimate at start-up, 31 logs of 0.19: 0.017 to 0.026 GiB per layer without experts (TP 1 to 4), and 1.04
+# to 1.30 GiB with experts at 24 to 48 layers.
+GRAPH_BYTES_PER_LAYER = 0.0205 * GIB
+GRAPH_BYTES_WITH_EXPERTS = round(1.15 * GIB)
+
+
+def _non_torch(rules: EngineRules, *, tp: int, pp: int) -> tuple[int, int]:
+    """``(bytes expected, bytes more that were once measured)`` of communication buffers and kernel modules.
+
+    One GPU: 0.24 to 0.26 GiB in 0.19 logs, 0.13 in 0.11. Several: 0.54 GiB in 0.11 and 2.06 to 2.21 in 0.19. From
+    0.33 on the snapshot is taken after NCCL and the cuBLAS handles exist, so only late growth is charged; no log of
+    such a version with several GPUs is at hand, and the interval reaches up to what 0.19 showed.
+    """
+    newer = release(rules.version) >= release("0.29.0")
+    older = release(rules.version) < release("0.17.1")
+    if tp == 1:
+        return round((0.13 if older else 0.25 if pp == 1 else 0.1) * GIB), 0
+    if newer:
+        return round(0.35 * GIB), round(1.8 * GIB)
+    return (round(0.54 * GIB), round(1.5 * GIB)) if older else (round(2.1 * GIB), 0)
 
 
 def _widths(model: ModelSpec) -> tuple[int, tuple[int, int] | None]:
@@ -157,7 +148,12 @@ def _widths(model: ModelSpec) -> tuple[int, tuple[int, int] | None]:
 def absorbed_bytes(model: ModelSpec, tp: int) -> int:
     """Bytes of the absorbed copies W_UK and W_UV that latent attention keeps: ``N/T r (d_nope + d_v) 2`` a layer."""
     return sum(
-        times * mixer.num_attention_heads // tp * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim) * 2
+        times
+        * mixer.num_attention_heads
+        // tp
+        * mixer.kv_lora_rank
+        * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+        * 2
         for mixer, times in mixer_runs(model)
         if isinstance(mixer, LatentAttention)
     )

@@ -114,9 +114,9 @@ def rules_for(engine_version: str) -> EngineRules:
     release after the last one gets the last one's; ``EngineRules.version`` says whose rules were used.
     Raises UnknownNameError for text that is no version and for releases older than the first sample.
     """
-    wanted = _numbers(engine_version)
+    wanted = release(engine_version)
     for version, rules in RULES.items():
-        if wanted and _numbers(version) <= wanted:
+        if wanted and release(version) <= wanted:
             return rules
     raise UnknownNameError(
         what="vLLM version",
@@ -126,7 +126,7 @@ def rules_for(engine_version: str) -> EngineRules:
     )
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
     """``v0.8.5.post1`` -> (0, 8, 5); () when there are no two leading numbers."""
     out: list[int] = []
     for part in version.strip().removeprefix("v").split(".")[:3]:

@@ -82,7 +82,7 @@ def book(deployment: Deployment, demand: Demand) -> Plan:
         piped = [_candidate(deployment, demand, tp, pp) for tp, pp in shapes]
     layout = Layout(tp=best.tp, pp=best.pp, dp=best.replicas)
     replica = best.replica
-    smaller = _why_not_fewer(deployment, demand, flat, best.gpus) if not _fixed(deployment) else ()
+    smaller = _why_not_fewer(demand, flat, best.gpus) if not _fixed(deployment) else ()
     plan = Plan(
         question="book",
         deployment=deployment,
@@ -167,28 +167,48 @@ def lower_bound(deployment: Deployment, demand: Demand) -> tuple[int, int]:
     return total, ceil_div(total, deployment.engine.usable_bytes(deployment.accelerator, deployment.settings))
 
 
-def _why_not_fewer(
-    deployment: Deployment, demand: Demand, flat: list[Candidate], gpus: int
-) -> tuple[tuple[int, str], ...]:
+def _why_not_fewer(demand: Demand, flat: list[Candidate], gpus: int) -> tuple[tuple[int, str], ...]:
     """For each count below ``gpus``: what every way of cutting it into replicas holds, or why it is refused."""
     rows = []
+    able = [
+        shape for shape in flat if shape.pp == 1 and shape.replica is not None and shape.replica.conversations
+    ]
     for count in range(gpus - 1, 0, -1):
-        reasons = [
-            _count_reason(demand, shape, count // shape.tp)
-            for shape in flat
-            if shape.pp == 1 and count % shape.tp == 0
-        ]
+        # What holds most, with whole replicas and some GPUs idle when they do not divide.
+        best = max(
+            (shape for shape in able if shape.tp <= count),
+            key=lambda s: count // s.tp * _holds(s),
+            default=None,
+        )
+        reasons = [] if best is None else [_held_words(demand, best, count)]
+        exact = [shape for shape in flat if shape.pp == 1 and shape.tp == count and shape is not best]
+        reasons += [_shape_words(demand, shape) for shape in exact]
+        if best is None and not exact:
+            widest = [shape for shape in flat if shape.pp == 1 and shape.tp <= count][-1]
+            reasons.append(_shape_words(demand, widest))
         rows.append((count, "; ".join(reasons)))
     return tuple(rows)
 
 
-def _count_reason(demand: Demand, shape: Candidate, replicas: int) -> str:
-    who = f"TP {shape.tp}" + (f" x {replicas} replicas" if replicas > 1 else "")
-    if shape.replica is None or not shape.replica.conversations:
-        return f"{who} refused: {shape.refused}"
-    held = (replicas - demand.spare) * shape.replica.conversations
+def _holds(shape: Candidate) -> int:
+    return 0 if shape.replica is None else shape.replica.conversations
+
+
+def _held_words(demand: Demand, shape: Candidate, count: int) -> str:
+    """``TP 1 x 3 replicas hold 183 of 200``, with the idle GPUs when the replicas do not use them all."""
+    replicas, idle = divmod(count, shape.tp)
+    held = max(0, replicas - demand.spare) * _holds(shape)
+    who = f"TP {shape.tp}" + (f" x {replicas} replicas hold" if replicas > 1 else " holds")
     left = f" with {demand.spare} spare" if demand.spare else ""
-    return f"{who} holds {max(held, 0):,} of {demand.users:,}{left}"
+    unused = f" ({idle} GPU{'s' if idle > 1 else ''} idle)" if idle else ""
+    return f"{who} {held:,} of {demand.users:,}{left}{unused}"
+
+
+def _shape_words(demand: Demand, shape: Candidate) -> str:
+    """One replica of this shape: what it holds, or why it is refused."""
+    if not _holds(shape):
+        return f"TP {shape.tp} refused: {shape.refused}"
+    return _held_words(demand, shape, shape.tp)
 
 
 def _alternatives(demand: Demand, shapes: list[Candidate], best: Candidate) -> tuple[Alternative, ...]:

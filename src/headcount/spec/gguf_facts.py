@@ -51,11 +51,12 @@ class Facts:
             if not stack or tensor.name.startswith(stack) or not tensor.name.startswith(_STACKS):
                 self._place(tensor.name.removeprefix(stack), tensor.shape)
         stored = {layer for layers in self.blocks.values() for layer in layers}
-        missing = [layer for layer in range(max(self.layer_count, 0)) if layer not in stored][:1]
-        if self.layer_count < 1 or missing:
-            raise ModelFileError(
-                f"GGUF: {self.layer_count} layers announced, tensors for {len(stored)}"
-                + (f"; layer {missing[0]} has none" if missing else "")
+        # A lying count may be in the billions: stop at the first layer without tensors.
+        missing = next((layer for layer in range(self.layer_count) if layer not in stored), None)
+        if self.layer_count < 1 or missing is not None:
+            raise self.damaged(
+                f"{self.layer_count:,} layers announced, tensors for {len(stored):,}"
+                + (f"; layer {missing} has none" if missing is not None else "")
             )
 
     def _place(self, name: str, shape: tuple[int, ...]) -> None:
@@ -133,7 +134,8 @@ class Facts:
         value = self.value(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        finite = isinstance(value, int | float) and abs(value) < 1e30  # false for NaN, too
+        if isinstance(value, bool) or not finite:
             raise ModelFileError(f"GGUF key {self._full(key)} must be a number; given {shown(value)}")
         return float(value)
 

@@ -100,7 +100,7 @@ def language_model(config: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[s
 def _nested(config: dict[str, Any], model_type: str) -> tuple[dict[str, Any], str] | None:
     table = _data("wrappers.json")
     known = table["wrappers"].get(model_type)
-    for path in [known[0]] if known else table["order"]:
+    for path in [*([known[0]] if known else []), *table["order"]]:
         inner: Any = config
         for step in path.split("."):
             inner = inner.get(step) if isinstance(inner, dict) else None

@@ -195,24 +195,18 @@ def _baichuan(keys: Keys) -> ModelSpec:
 
 def _chatglm(keys: Keys) -> ModelSpec:
     """ChatGLM 2 and 3, GLM-4-9B (remote code): own key names, grouped heads in ``multi_query_group_num``."""
-    if (
-        keys.value("ffn_hidden_size") is None
-        or keys.value("padded_vocab_size") is None
-        and keys.value("vocab_size") is None
-    ):
-        raise ModelFileError(
-            "config of type 'chatglm' lacks ffn_hidden_size or padded_vocab_size; ChatGLM-6B (the first) is another architecture"
-        )
     q = keys.integer("num_attention_heads")
     grouped = keys.flag("multi_query_attention")
     bias = keys.flag("add_bias_linear")
     config = {
         **keys.config,
         "num_hidden_layers": keys.layer_count("num_layers", "num_hidden_layers"),
-        "num_key_value_heads": keys.integer("multi_query_group_num") if grouped else q,
-        "intermediate_size": keys.integer("ffn_hidden_size"),
+        "num_key_value_heads": keys.integer("multi_query_group_num")
+        if grouped
+        else keys.integer("num_key_value_heads", default=q),
+        "intermediate_size": keys.integer("ffn_hidden_size", "intermediate_size"),
         "vocab_size": keys.integer("padded_vocab_size", "vocab_size"),
-        "max_position_embeddings": keys.integer("seq_length", default=32768),
+        "max_position_embeddings": keys.integer("seq_length", "max_position_embeddings", default=32768),
     }
     if keys.value("kv_channels") is not None:
         config["head_dim"] = keys.integer("kv_channels")

@@ -65,6 +65,8 @@ RENAMED = {
     "gemma3n": "gemma3n_text",
     "gemma4": "gemma4_text",
     "llama4": "llama4_text",
+    # Flat multimodal configs: the language model's keys are at the top.
+    "phi3_v": "phi3",
 }
 
 

@@ -1,0 +1,398 @@
+"""vLLM: a fraction of the device, minus weights, activations, communication and graphs; the rest cut into pages.
+
+    requested = ceil(device total x utilization)
+    cache     = requested - weights - activation - non-torch - graphs          (per GPU)
+    blocks    = min over stages of floor(cache / bytes per block)
+    replica   = floor((blocks - 1) / blocks one conversation holds)
+
+Weights: vocabulary padded to 64 and divided by T, key/value heads max(1, K // T), latents and norms whole, absorbed
+copies of latent attention. Pages: ``vllm_pages.py``. Reserves: ``vllm_memory.py``, predicted with an interval.
+"""
+
+from __future__ import annotations
+
+from headcount.cost.weights import RankWeights, nominal_scale, rank_weights, weight_format
+from headcount.engines import vllm_memory
+from headcount.engines.base import Case, Engine, GpuBudget, Layout, Replica, Settings, head_refusal
+from headcount.engines.vllm_cache import cache_setting, rank_layers
+from headcount.engines.vllm_pages import VERIFIED_VERSION, PagePlan, plan_stages, release, rules_for
+from headcount.errors import LayoutError, UsageError
+from headcount.ledger import Ledger, Term
+from headcount.record import Record
+from headcount.spec.attention import ChunkedAttention, CrossAttention
+from headcount.spec.kv_format import kv_format
+from headcount.spec.weight import EXPERTS, KV, REPLICATED
+from headcount.units import ceil_div, round_up
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headcount.hardware import Accelerator
+    from headcount.spec.kv_format import KvFormat
+    from headcount.spec.model import ModelSpec
+    from headcount.spec.weight import Weight
+
+VOCAB_MULTIPLE = 64
+# Formats of kv_cache_dtype, and the name of ours that stores the same bytes (fp32 scales inside the page).
+KV_FORMATS = {
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "fp8": "fp8",
+    "int8_per_token_head": "int8_per_token_head_fp32",
+    "fp8_per_token_head": "fp8_per_token_head_fp32",
+    "int4_per_token_head": "int4_per_token_head_fp32",
+    "nvfp4": "nvfp4",
+}
+# Last version that had the architecture (vllm/model_executor/models/registry.py of 0.33.0).
+DROPPED = {
+    "qwen": "0.23.0",
+    "baichuan": "0.23.0",
+    "dots1": "0.23.0",
+    "bamba": "0.23.0",
+    "minimax": "0.23.0",
+    "persimmon": "0.25.0",
+    "mpt": "0.28.0",
+    "mllama_text_model": "0.10.2",
+}
+ABSENT = ("t5", "mt5", "umt5", "marian", "pegasus", "bart", "mbart", "recurrent_gemma")
+
+
+class Vllm(Engine):
+    """One version of vLLM; see the module."""
+
+    name = "vllm"
+
+    def __init__(self, version: str | None = None) -> None:
+        self.version = (version or VERIFIED_VERSION).strip().removeprefix("v")
+        self.rules = rules_for(self.version)
+        self._weights: dict[tuple[int, str, int], RankWeights] = {}
+        self._kept: list[ModelSpec] = []
+
+    def refusal(self, model: ModelSpec, layout: Layout) -> str | None:
+        """What vLLM checks at start: architecture, heads, vocabulary, widths, packed groups, stages."""
+        family = model.family
+        if family in ABSENT:
+            return f"vLLM {self.version} does not serve model type {family}"
+        last = DROPPED.get(family)
+        if last and release(self.version) > release(last):
+            return f"vLLM dropped model type {family} after {last}"
+        if layout.pp > len(model.layers):
+            return f"{len(model.layers)} layers cannot make {layout.pp} stages"
+        return head_refusal(model, layout.tp) or _width_refusal(model, layout.tp)
+
+    def kv_format_name(self, model: ModelSpec, settings: Settings) -> str:
+        """``auto``: what the checkpoint's KV scheme says, else the model's 16-bit type."""
+        if settings.kv == "auto":
+            if model.quantization is not None and model.quantization.kv_cache_bits == 8:
+                return "fp8"
+            return "bf16" if model.dtype == "fp32" else model.dtype
+        asked = kv_format(settings.kv).name
+        if asked not in KV_FORMATS:
+            raise UsageError(
+                f"vLLM has no KV cache format {settings.kv!r}; allowed: auto, {', '.join(KV_FORMATS)}"
+            )
+        return KV_FORMATS[asked]
+
+    def usable_bytes(self, accelerator: Accelerator, settings: Settings) -> int:
+        """``ceil(total x utilization)``."""
+        memory = settings.memory_bytes or vllm_memory.device_bytes(accelerator)
+        return ceil_div(memory * round(self._utilization(settings) * 10**6), 10**6)
+
+    def _utilization(self, settings: Settings) -> float:
+        if settings.utilization is not None:
+            return settings.utilization
+        return self.rules.default_utilization if settings.reserve is None else 1 - settings.reserve
+
+    def replica(self, case: Case) -> Replica:
+        """Plan the pages of every stage; the stage with the fewest blocks binds."""
+        if not case.accelerator.modelled:
+            raise LayoutError(f"refused: vLLM is not modelled on {case.accelerator.name}")
+        kv = kv_format(self.kv_format_name(case.model, case.settings))
+        cuts = pipeline_stages(len(case.model.layers), case.layout.pp)
+        setting = cache_setting(case.model, kv, case.layout.tp, case.context)
+        chunked = any(
+            isinstance(m, ChunkedAttention) for layer, _ in case.model.layer_runs() for m in layer.mixers
+        )
+        plans = plan_stages(
+            [rank_layers(case.model, start, end, setting) for start, end in cuts],
+            hybrid_manager=not chunked,
+            mamba_cache_mode="align" if "align" in self.rules.mamba_modes else "none",
+            engine_version=self.version,
+        )
+        stages = [self._stage(case, cut, plan) for cut, plan in zip(cuts, plans, strict=True)]
+        source = _source_tokens(case.model)
+        held = plans[0].resident_blocks(case.context, batches_in_flight=2, encoder_tokens=source)
+
+        def hold(room: Callable[[Stage], int]) -> int:
+            blocks = min(max(0, room(stage)) // stage.plan.bytes_per_block for stage in stages)
+            return max(0, blocks - 1) // held
+
+        worst = min(stages, key=lambda stage: stage.best // stage.plan.bytes_per_block)
+        return self._answer(
+            case, kv, worst, held, (hold(lambda s: s.best), hold(lambda s: s.least), hold(lambda s: s.most))
+        )
+
+    def _stage(self, case: Case, cut: tuple[int, int], plan: PagePlan) -> Stage:
+        model, tp = case.model, case.layout.tp
+        fmt = weight_format(model, case.settings.weights)
+        ranks = self._rank_weights(case)
+        numerator, denominator = nominal_scale(model, fmt)
+        weights = ceil_div(ranks.stage(*cut) * numerator, denominator)
+        share = vllm_memory.absorbed_bytes(model, tp) * (cut[1] - cut[0]) // len(model.layers)
+        packed = fmt.packing is not None or (fmt.own and model.quantization is not None)
+        extra = vllm_memory.overhead(
+            case,
+            self.rules,
+            last_stage=cut[1] == len(model.layers),
+            stage_layers=cut[1] - cut[0],
+            packed_experts=packed,
+        )
+        requested = self.usable_bytes(case.accelerator, case.settings)
+        room = requested - weights - share
+        return Stage(
+            cut=cut,
+            plan=plan,
+            weights=weights,
+            absorbed=share,
+            overhead=extra,
+            requested=requested,
+            best=room - extra.total,
+            least=room - extra.high,
+            most=room - extra.low,
+        )
+
+    def _rank_weights(self, case: Case) -> RankWeights:
+        key = (id(case.model), case.settings.weights, case.layout.tp)
+        if key not in self._weights:
+            fmt = weight_format(case.model, case.settings.weights)
+            self._weights[key] = rank_weights(
+                case.model, fmt, tp=case.layout.tp, vocab_multiple=VOCAB_MULTIPLE
+            )
+            # The key is an identity: the model must outlive it.
+            self._kept.append(case.model)
+        return self._weights[key]
+
+    def _answer(
+        self, case: Case, kv: KvFormat, stage: Stage, held: int, counts: tuple[int, int, int]
+    ) -> Replica:
+        best, least, most = counts
+        memory = case.settings.memory_bytes or vllm_memory.device_bytes(case.accelerator)
+        overhead = [
+            ("activations", stage.overhead.activation),
+            ("communication and kernels", stage.overhead.non_torch),
+            ("CUDA graphs", stage.overhead.graphs),
+            ("absorbed latent projections", stage.absorbed),
+        ]
+        binding = "cache pages"
+        if stage.best < 0:
+            binding = "weights and reserves leave no memory for a cache"
+        elif best == 0:
+            binding = f"not one conversation of {case.context:,} tokens fits the cache"
+        elif case.layout.pp > 1:
+            binding = f"cache pages, on the fullest of {case.layout.pp} stages"
+        budget = GpuBudget(
+            memory=memory,
+            reserved=memory - stage.requested,
+            weights=stage.weights,
+            overhead=tuple((name, count) for name, count in overhead if count),
+            kv_budget=stage.best,
+        )
+        return Replica(
+            conversations=best,
+            low=least,
+            high=most,
+            budget=budget,
+            kv_bytes_per_conversation_per_gpu=held * stage.plan.bytes_per_block,
+            binding=binding,
+            ledger=self._ledger(case, kv, stage, held, best, budget),
+            warnings=self._warnings(case),
+        )
+
+    def _warnings(self, case: Case) -> tuple[str, ...]:
+        warnings = []
+        if self.rules.version != self.version:
+            warnings.append(
+                f"vLLM {self.version}: the rules of {self.rules.version} are used, the newest known before it"
+            )
+        card = case.accelerator
+        if case.settings.memory_bytes is None and card.reported_mib is None:
+            warnings.append(f"{card.name}: {card.driver_bytes_source}")
+        if card.vendor not in ("nvidia", "amd") or card.unified_memory:
+            warnings.append(
+                f"{card.name}: vLLM's reserves were measured on NVIDIA data-centre cards, not on this one"
+            )
+        return tuple(warnings)
+
+    def _ledger(
+        self, case: Case, kv: KvFormat, stage: Stage, held: int, count: int, budget: GpuBudget
+    ) -> Ledger:
+        extra, plan = stage.overhead, stage.plan
+        where = f"vLLM {self.rules.version}"
+        blocks = max(0, stage.best) // plan.bytes_per_block
+        terms = [
+            Term(
+                name="device memory, as CUDA reports it",
+                symbol="M",
+                value=budget.memory,
+                unit="B",
+                formula="driver's total - what CUDA keeps"
+                if case.settings.memory_bytes is None
+                else "--memory",
+                source=f"{case.accelerator.name}: {case.accelerator.driver_bytes_source}",
+            ),
+            Term(
+                name="requested by the engine",
+                symbol="Q",
+                value=stage.requested,
+                unit="B",
+                formula="ceil(M x utilization)",
+                numbers=f"ceil({budget.memory:,} x {self._utilization(case.settings):g})",
+                source=f"{where}: gpu_memory_utilization",
+            ),
+            Term(
+                name="weights on this GPU",
+                symbol="W",
+                value=stage.weights + stage.absorbed,
+                unit="B",
+                formula="sum over tensors of this rank's share",
+                numbers=f"T = {case.layout.tp}, layers {stage.cut[0]} to {stage.cut[1] - 1}",
+                source="vocabulary padded to 64; key/value heads max(1, K // T)",
+            ),
+            Term(
+                name="activations at the profile run",
+                symbol="A",
+                value=extra.activation,
+                unit="B",
+                formula="max(forward, logits) + expert workspaces",
+                source=vllm_memory.SOURCE,
+            ),
+            Term(
+                name="communication buffers and kernels",
+                symbol="X",
+                value=extra.non_torch,
+                unit="B",
+                source=vllm_memory.SOURCE,
+            ),
+            Term(
+                name="CUDA graphs",
+                symbol="U",
+                value=extra.graphs,
+                unit="B",
+                formula="0.0205 GiB per layer; at least 1.15 GiB with experts"
+                if extra.graphs
+                else "not charged by this version",
+                source=vllm_memory.SOURCE if extra.graphs else where,
+            ),
+            Term(
+                name="cache",
+                symbol="C",
+                value=stage.best,
+                unit="B",
+                formula="Q - W - A - X - U",
+                numbers=f"within {stage.least:,} to {stage.most:,}",
+            ),
+            Term(
+                name="bytes of one block over the layers of the widest group",
+                symbol="p",
+                value=plan.bytes_per_block,
+                unit="B",
+                formula="max over groups of the sum of pages",
+                numbers="; ".join(
+                    f"{g.layer_count} {g.kind} x {g.page_bytes:,} ({g.block_size} tokens)"
+                    for g in plan.groups[:3]
+                )
+                + (f"; {len(plan.groups) - 3} more groups" if len(plan.groups) > 3 else ""),
+                source=f"{where}, {kv.name}",
+            ),
+            Term(name="blocks", symbol="P", value=blocks, unit="blocks", formula="floor(C / p)"),
+            Term(
+                name=f"blocks one conversation of {case.context:,} tokens holds",
+                symbol="R",
+                value=held,
+                unit="blocks",
+                formula="sum over groups of ceil(tokens kept / block)",
+            ),
+            Term(
+                name="conversations per replica",
+                symbol="N_conv",
+                value=count,
+                unit="conversations",
+                formula="floor((P - 1) / R)",
+                numbers=f"floor(({blocks:,} - 1) / {held:,})",
+                source=f"{where}: one block is never given out",
+            ),
+        ]
+        return Ledger(name=f"one GPU, layers {stage.cut[0]} to {stage.cut[1] - 1}", terms=tuple(terms))
+
+
+class Stage(Record):
+    """One pipeline stage on one GPU: bytes for its cache at best, least and most."""
+
+    cut: tuple[int, int]
+    plan: PagePlan
+    weights: int
+    absorbed: int
+    overhead: vllm_memory.Overhead
+    requested: int
+    best: int
+    least: int
+    most: int
+
+
+def pipeline_stages(layers: int, stages: int) -> list[tuple[int, int]]:
+    """Cut as vLLM does: the remainder goes one each to the stages counted back from the second-last."""
+    base, extra = divmod(layers, stages)
+    sizes = [base] * stages
+    for i in range(extra):
+        sizes[(stages - 2 - i) % stages] += 1
+    cuts = [0]
+    for size in sizes:
+        cuts.append(cuts[-1] + size)
+    return list(zip(cuts, cuts[1:], strict=False))
+
+
+def _source_tokens(model: ModelSpec) -> int:
+    sources = [
+        m.source_positions
+        for layer, _ in model.layer_runs()
+        for m in layer.mixers
+        if isinstance(m, CrossAttention)
+    ]
+    return max(sources, default=0)
+
+
+def _width_refusal(model: ModelSpec, tp: int) -> str | None:
+    """Vocabulary (padded to 64) and every sharded width must divide; packed groups must stay whole."""
+    if tp == 1:
+        return None
+    if round_up(model.vocab_size, VOCAB_MULTIPLE) % tp:
+        return f"the vocabulary of {model.vocab_size:,} (padded to a multiple of 64) does not divide by {tp}"
+    for layer, _ in model.layer_runs():
+        for weight in layer.weights:
+            reason = _weight_refusal(model, weight, tp)
+            if reason:
+                return reason
+    return None
+
+
+def _weight_refusal(model: ModelSpec, weight: Weight, tp: int) -> str | None:
+    if not weight.linear or weight.shard in (REPLICATED, KV):
+        return None
+    short = weight.name.rsplit(".", 1)[-1]
+    # Column-parallel layers divide their outputs, row-parallel ones their inputs; experts divide their own width.
+    if weight.part == EXPERTS and model.hidden_size in weight.shape:
+        width = weight.shape[0] if weight.shape[1] == model.hidden_size else weight.shape[1]
+    else:
+        width = weight.shape[1] if weight.shard == "row" else weight.shape[0]
+    if width % tp:
+        return f"width {width:,} of {short} does not divide by {tp}"
+    packing = model.quantization.packing_of(weight, 0) if model.quantization is not None else None
+    if packing is None:
+        return None
+    unit = packing.group if weight.shard != "column" else packing.block_rows
+    if weight.part == EXPERTS:
+        unit = max(packing.block_rows, packing.group if packing.block_rows > 1 else 1)
+    if unit > 1 and (width // tp) % unit:
+        return f"{width:,} / {tp} = {width // tp:,} columns of {short} are not whole groups of {unit} ({packing.name})"
+    return None
