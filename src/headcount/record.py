@@ -33,11 +33,7 @@ class Record:
 
     def __init_subclass__(cls) -> None:
         """Collect the annotated fields and their defaults once per class."""
-        own = {
-            name: hint
-            for name, hint in cls.__dict__.get("__annotations__", {}).items()
-            if "ClassVar" not in str(hint)
-        }
+        own = {name: hint for name, hint in cls.__annotations__.items() if "ClassVar" not in str(hint)}
         inherited = [name for name in cls._fields if name not in own]
         cls._fields = (*inherited, *own)
         cls._defaults = {

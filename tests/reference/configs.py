@@ -115,7 +115,9 @@ RULES: dict[str, Callable[[Draw], Any]] = {
     "zero_expert_num": _any(0, 2),
     "sliding_window": _any(4, 5, 6),
     **_named("attention_chunk_size attention_window_size window_size", _any(4, 5, 6)),
-    **_named("sliding_window_pattern _sliding_window_pattern prefix_dense_sliding_window_pattern", _any(2, 3, 4)),
+    **_named(
+        "sliding_window_pattern _sliding_window_pattern prefix_dense_sliding_window_pattern", _any(2, 3, 4)
+    ),
     "no_rope_layer_interval": _any(2, 3),
     **_named("max_position_embeddings n_positions max_seq_len max_source_positions", _any(64, 96)),
     "max_target_positions": _any(32, 48),
@@ -179,7 +181,12 @@ def _falcon_h1(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
 def _granite_hybrid(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
     kinds = _kinds(draw, "mamba", "attention")
     shape = _mamba2("mamba_n_heads", "mamba_d_head")(draw, keys)
-    return {**shape, "layer_types": kinds, "num_hidden_layers": len(kinds), "num_local_experts": draw.one(0, 4)}
+    return {
+        **shape,
+        "layer_types": kinds,
+        "num_hidden_layers": len(kinds),
+        "num_local_experts": draw.one(0, 4),
+    }
 
 
 def _nemotron_h(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
@@ -242,9 +249,7 @@ def _lfm2_moe(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _deepseek_v4(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
-    kinds = _kinds(
-        draw, "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
-    )
+    kinds = _kinds(draw, "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention")
     rates = {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4}
     return {"layer_types": kinds, "num_hidden_layers": len(kinds), "compress_rates": rates, "head_dim": 32}
 
@@ -273,8 +278,6 @@ def _gpt_neo(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
 
 def _recurrent_gemma(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
     return {"num_hidden_layers": draw.rng.randint(3, 7)}
-
-
 
 
 SHAPES: dict[str, Callable[[Draw, dict[str, Any]], dict[str, Any]]] = {

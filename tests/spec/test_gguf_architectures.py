@@ -15,7 +15,7 @@ import pytest
 
 from headcount.errors import ModelFileError, UnsupportedModelError
 from headcount.spec.checkpoint import Checkpoint, TensorInfo
-from headcount.spec.gguf_architectures import gguf_config, supported_architectures
+from headcount.spec.gguf_architectures import gguf_config, stored_parameters, supported_architectures
 
 with open(
     os.path.join(os.path.dirname(__file__), "data", "gguf_conversions.json"), encoding="utf-8"
@@ -120,6 +120,54 @@ def test_parameters_are_those_of_transformers(name: str) -> None:
 
     spec = spec_from_config(gguf_config(checkpoint_of(CASES[name])), name=name, source="test")
     assert spec.parameters == CASES[name]["parameters"]
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_stored_parameters_are_those_of_transformers(name: str) -> None:
+    checkpoint = checkpoint_of(CASES[name])
+    assert stored_parameters(checkpoint, gguf_config(checkpoint)) == CASES[name]["parameters"]
+
+
+def test_stored_parameters_count_a_tied_head_once() -> None:
+    # Older converters of Falcon wrote the embedding a second time as output.weight.
+    checkpoint = checkpoint_of(CASES["falcon7"])
+    head = TensorInfo(name="output.weight", dtype="F32", shape=(256, 64), nbytes=65536)
+    checkpoint = checkpoint.replace(tensors=(*checkpoint.tensors, head))
+    config = gguf_config(checkpoint)
+    assert config["tie_word_embeddings"] is True
+    assert stored_parameters(checkpoint, config) == CASES["falcon7"]["parameters"]
+
+
+def test_stored_parameters_leave_out_projections_of_cache_sharing_layers() -> None:
+    # Gemma 3n checkpoints of 2025 hold keys and values for the last layers too, which only reuse earlier ones.
+    shapes = {"attn_k.weight": (64, 64), "attn_v.weight": (64, 64), "attn_k_norm.weight": (32,)}
+    checkpoint = with_tensors(checkpoint_of(CASES["gemma3n"]), shapes, [6, 7, 8, 9])
+    config = gguf_config(checkpoint)
+    assert config == gguf_config(checkpoint_of(CASES["gemma3n"]))
+    assert stored_parameters(checkpoint, config) == CASES["gemma3n"]["parameters"]
+
+
+def test_delta_nets_of_the_first_files() -> None:
+    # ssm_in holds what attn_qkv (128 rows) and attn_gate (64 rows) hold in later files.
+    checkpoint = checkpoint_of(CASES["qwen3_next"])
+    split = ("attn_qkv", "attn_gate")
+    kept = [tensor for tensor in checkpoint.tensors if not any(part in tensor.name for part in split)]
+    old = with_tensors(checkpoint.replace(tensors=tuple(kept)), {"ssm_in.weight": (192, 64)}, [0, 1, 2])
+    assert gguf_config(old) == gguf_config(checkpoint)
+    assert stored_parameters(old, gguf_config(old)) == CASES["qwen3_next"]["parameters"]
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "mamba2", "gpt2"])
+def test_a_layer_of_another_shape_is_refused(name: str) -> None:
+    checkpoint = checkpoint_of(CASES[name])
+    tensors = [
+        tensor.replace(shape=(2 * tensor.shape[0], *tensor.shape[1:]))
+        if tensor.name == "blk.1.attn_norm.weight"
+        else tensor
+        for tensor in checkpoint.tensors
+    ]
+    with pytest.raises(UnsupportedModelError, match=r"'attn_norm\.weight' has several shapes"):
+        gguf_config(checkpoint.replace(tensors=tuple(tensors)))
 
 
 def test_sliding_layers_of_gemma3_follow_the_architecture_rule() -> None:
@@ -245,6 +293,9 @@ def test_adapters_are_not_models() -> None:
         ("llama", {"llama.block_count": 2**40}, "whole number from 1"),
         ("llama", {"llama.attention.head_count": None}, "head_count' is missing"),
         ("llama", {"llama.attention.head_count": 0}, "head_count is 0"),
+        ("mistral", {"llama.attention.head_count": 2**31}, "attn_q.weight has 128 rows"),
+        ("granite", {"granite.attention.head_count": 2**31}, "heads share a width of 64"),
+        ("granitehybrid", {"granitehybrid.attention.head_count": 128}, "128 heads share a width of 64"),
         (
             "llama",
             {"llama.attention.head_count": 8},
@@ -261,6 +312,7 @@ def test_adapters_are_not_models() -> None:
         ("deepseek_v3", {"deepseek2.attention.kv_lora_rank": 24}, "attn_kv_a_mqa"),
         ("deepseek_v3", {"deepseek2.leading_dense_block_count": 2}, "tensors show 1"),
         ("mamba2", {"mamba2.ssm.state_size": 32}, "ssm_conv1d is 192 x 4"),
+        ("lfm2", {"lfm2.shortconv.l_cache": 4}, "shortconv.conv is not 4 wide"),
         ("gemma4", {"gemma4.attention.shared_kv_layers": 8}, "8 of 8 layers share"),
         ("gemma3", {"gemma3.attention.sliding_window_pattern": (True,)}, "must hold 7 true/false"),
     ],

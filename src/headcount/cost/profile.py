@@ -6,22 +6,20 @@ from headcount.cost.cache import (
     bytes_by_kind,
     conversation_bytes,
     fitting_formats,
-    marginal_bytes,
-    mixer_runs,
     token_bytes,
 )
 from headcount.cost.crossovers import model_crossovers, textbook_crossovers
 from headcount.cost.flops import MacCount, decode_step, materialised_score_bytes, prefill
+from headcount.cost.model_ledger import model_ledger
 from headcount.cost.parameters import active_parameters, parameters_by_part
 from headcount.cost.weights import PLAIN_BYTES, weight_bytes, weight_format
-from headcount.ledger import Ledger, Term
 from headcount.record import Record
 from headcount.spec.kv_format import kv_format
 from headcount.spec.quantization import RECIPES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from headcount.spec.attention import Mixer
+    from headcount.ledger import Ledger
     from headcount.spec.kv_format import KvFormat
     from headcount.spec.model import ModelSpec
 
@@ -137,7 +135,7 @@ def profile(model: ModelSpec, *, context: int, weights: str = "auto", kv: str = 
             "textbook": textbook_crossovers(model.hidden_size),
         },
         break_even=None if total is None or not each else total / each,
-        ledger=_ledger(model, context, fmt, chosen.name, total),
+        ledger=model_ledger(model, context, fmt, weight_name=chosen.name, total=total),
     )
 
 
@@ -159,71 +157,6 @@ def _doubling(model: ModelSpec, context: int, kv: KvFormat) -> dict[str, float]:
     if each:
         ratios["kv_bytes"] = conversation_bytes(model, 2 * context, kv) / each
     return ratios
-
-
-def _ledger(model: ModelSpec, context: int, kv: KvFormat, weight_name: str, total: int | None) -> Ledger:
-    terms = []
-    if total is not None:
-        terms.append(
-            Term(
-                name=f"weights, {weight_name}",
-                symbol="W",
-                value=total,
-                unit="B",
-                formula="sum over tensors of bytes"
-                if model.checkpoint
-                else "sum over tensors of parameters x bytes each",
-                source=model.checkpoint.path if model.checkpoint else model.source,
-            )
-        )
-    terms += [_mixer_term(mixer, times, context, kv) for mixer, times in mixer_runs(model)]
-    each = conversation_bytes(model, context, kv)
-    terms.append(
-        Term(
-            name="one conversation",
-            symbol="c",
-            value=each,
-            unit="B",
-            formula="sum over kinds of layers",
-            numbers=f"{context:,} tokens, {kv.name}",
-        )
-    )
-    terms.append(
-        Term(
-            name="the next token",
-            symbol="b",
-            value=marginal_bytes(model, context, kv),
-            unit="B",
-            formula="c(n + 1) - c(n)",
-            numbers="full windows and states add nothing",
-        )
-    )
-    if total is not None and each:
-        terms.append(
-            Term(
-                name="conversations past which the cache outweighs the weights",
-                symbol="N_even",
-                value=total / each,
-                unit="conversations",
-                formula="W / c",
-                numbers=f"{total:,} / {each:,}",
-            )
-        )
-    return Ledger(name=f"{model.name} at {context:,} tokens", terms=tuple(terms))
-
-
-def _mixer_term(mixer: Mixer, times: int, context: int, kv: KvFormat) -> Term:
-    kept = mixer.tokens_kept(context)
-    count = times * mixer.kv_bytes(context, kv)
-    return Term(
-        name=f"cache of {times} {mixer.kind} layer{'s' if times != 1 else ''}",
-        symbol=f"c_{mixer.kind}",
-        value=count,
-        unit="B",
-        formula="layers x entries kept x bytes of an entry",
-        numbers=f"{times} x {kept:,} x {mixer.entry_bytes(kv):,}",
-        source=mixer.words(),
-    )
 
 
 __all__ = ["Profile", "profile"]

@@ -154,7 +154,7 @@ def even_stages(layers: int, stages: int) -> list[tuple[int, int]]:
     cuts = [0]
     for stage in range(stages):
         cuts.append(cuts[-1] + base + (1 if stage < extra else 0))
-    return list(zip(cuts, cuts[1:], strict=False))
+    return [(cuts[i], cuts[i + 1]) for i in range(stages)]
 
 
 def stage_model(model: ModelSpec, start: int, end: int) -> ModelSpec:

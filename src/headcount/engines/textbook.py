@@ -74,62 +74,12 @@ class Textbook(Engine):
         fmt = weight_format(model, settings.weights)
         numerator, denominator = nominal_scale(model, fmt)
         stage_weights = rank_weights(model, fmt).stage(start, end)
-        weights = ceil_div(stage_weights * numerator, denominator * layout.tp)
+        stage_bytes = ceil_div(stage_weights * numerator, denominator)
+        weights = ceil_div(stage_bytes, layout.tp)
         budget = memory - reserved - weights
         each = _rank_conversation_bytes(stage_model(model, start, end), case.context, kv, layout.tp)
         count = _whole(budget, each)
-        terms = (
-            Term(
-                name="card memory, as sold",
-                symbol="M",
-                value=memory,
-                unit="B",
-                formula="datasheet GB x 10^9" if settings.memory_bytes is None else "--memory",
-                numbers=f"{case.accelerator.datasheet_gb:g} x 10^9" if settings.memory_bytes is None else "",
-                source=case.accelerator.name,
-            ),
-            Term(
-                name="reserved",
-                symbol="R",
-                value=reserved,
-                unit="B",
-                formula="M x reserve",
-                numbers=f"{memory:,} x {settings.reserve or 0:g}",
-                source="textbook engine: a fraction, nothing else",
-            ),
-            Term(
-                name="weights on this GPU",
-                symbol="W",
-                value=weights,
-                unit="B",
-                formula="weight bytes of the stage / T",
-                numbers=f"{ceil_div(stage_weights * numerator, denominator):,} / {layout.tp}",
-            ),
-            Term(
-                name="cache budget",
-                symbol="C",
-                value=budget,
-                unit="B",
-                formula="M - R - W",
-                numbers=f"{memory:,} - {reserved:,} - {weights:,}",
-            ),
-            Term(
-                name="one conversation on this GPU",
-                symbol="c",
-                value=each,
-                unit="B",
-                formula="sum over layers of tokens kept x bytes",
-                numbers=f"layers {start} to {end - 1}, {case.context:,} tokens, {kv.name}, T = {layout.tp}",
-            ),
-            Term(
-                name="conversations per replica",
-                symbol="N_conv",
-                value=count,
-                unit="conversations",
-                formula="floor(C / c)",
-                numbers=f"floor({budget:,} / {each:,})",
-            ),
-        )
+        gpu = GpuBudget(memory=memory, reserved=reserved, weights=weights, overhead=(), kv_budget=budget)
         return Replica(
             conversations=count,
             low=count,
@@ -139,8 +89,68 @@ class Textbook(Engine):
             ),
             kv_bytes_per_conversation_per_gpu=each,
             binding="the weights do not fit" if budget < 0 else "cache memory",
-            ledger=Ledger(name=f"one GPU, layers {start} to {end - 1}", terms=terms),
+            ledger=Ledger(
+                name=f"one GPU, layers {start} to {end - 1}",
+                terms=_terms(case, kv, gpu, stage_bytes=stage_bytes, each=each, cut=(start, end)),
+            ),
         )
+
+
+def _terms(
+    case: Case, kv: KvFormat, gpu: GpuBudget, *, stage_bytes: int, each: int, cut: tuple[int, int]
+) -> tuple[Term, ...]:
+    return (
+        Term(
+            name="card memory, as sold",
+            symbol="M",
+            value=gpu.memory,
+            unit="B",
+            formula="datasheet GB x 10^9" if case.settings.memory_bytes is None else "--memory",
+            numbers=f"{case.accelerator.datasheet_gb:g} x 10^9" if case.settings.memory_bytes is None else "",
+            source=case.accelerator.name,
+        ),
+        Term(
+            name="reserved",
+            symbol="R",
+            value=gpu.reserved,
+            unit="B",
+            formula="M x reserve",
+            numbers=f"{gpu.memory:,} x {case.settings.reserve or 0:g}",
+            source="textbook engine: a fraction, nothing else",
+        ),
+        Term(
+            name="weights on this GPU",
+            symbol="W",
+            value=gpu.weights,
+            unit="B",
+            formula="weight bytes of the stage / T",
+            numbers=f"{stage_bytes:,} / {case.layout.tp}",
+        ),
+        Term(
+            name="cache budget",
+            symbol="C",
+            value=gpu.kv_budget,
+            unit="B",
+            formula="M - R - W",
+            numbers=f"{gpu.memory:,} - {gpu.reserved:,} - {gpu.weights:,}",
+        ),
+        Term(
+            name="one conversation on this GPU",
+            symbol="c",
+            value=each,
+            unit="B",
+            formula="sum over layers of tokens kept x bytes",
+            numbers=f"layers {cut[0]} to {cut[1] - 1}, {case.context:,} tokens, {kv.name}, T = {case.layout.tp}",
+        ),
+        Term(
+            name="conversations per replica",
+            symbol="N_conv",
+            value=_whole(gpu.kv_budget, each),
+            unit="conversations",
+            formula="floor(C / c)",
+            numbers=f"floor({gpu.kv_budget:,} / {each:,})",
+        ),
+    )
 
 
 def _reserved(memory: int, settings: Settings) -> int:

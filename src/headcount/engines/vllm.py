@@ -15,10 +15,9 @@ from headcount.cost.weights import RankWeights, nominal_scale, rank_weights, wei
 from headcount.engines import vllm_memory
 from headcount.engines.base import Case, Engine, GpuBudget, Layout, Replica, Settings, head_refusal
 from headcount.engines.vllm_cache import cache_setting, rank_layers
+from headcount.engines.vllm_ledger import Stage, replica_ledger
 from headcount.engines.vllm_pages import VERIFIED_VERSION, PagePlan, plan_stages, release, rules_for
 from headcount.errors import LayoutError, UsageError
-from headcount.ledger import Ledger, Term
-from headcount.record import Record
 from headcount.spec.attention import ChunkedAttention, CrossAttention
 from headcount.spec.kv_format import kv_format
 from headcount.spec.weight import EXPERTS, KV, REPLICATED
@@ -205,7 +204,15 @@ class Vllm(Engine):
             budget=budget,
             kv_bytes_per_conversation_per_gpu=held * stage.plan.bytes_per_block,
             binding=binding,
-            ledger=self._ledger(case, kv, stage, held, best, budget),
+            ledger=replica_ledger(
+                case,
+                stage,
+                budget,
+                rules=self.rules,
+                utilization=self._utilization(case.settings),
+                kv=kv,
+                held=held,
+            ).replace(name=f"one GPU, layers {stage.cut[0]} to {stage.cut[1] - 1}"),
             warnings=self._warnings(case),
         )
 
@@ -224,121 +231,6 @@ class Vllm(Engine):
             )
         return tuple(warnings)
 
-    def _ledger(
-        self, case: Case, kv: KvFormat, stage: Stage, held: int, count: int, budget: GpuBudget
-    ) -> Ledger:
-        extra, plan = stage.overhead, stage.plan
-        where = f"vLLM {self.rules.version}"
-        blocks = max(0, stage.best) // plan.bytes_per_block
-        terms = [
-            Term(
-                name="device memory, as CUDA reports it",
-                symbol="M",
-                value=budget.memory,
-                unit="B",
-                formula="driver's total - what CUDA keeps"
-                if case.settings.memory_bytes is None
-                else "--memory",
-                source=f"{case.accelerator.name}: {case.accelerator.driver_bytes_source}",
-            ),
-            Term(
-                name="requested by the engine",
-                symbol="Q",
-                value=stage.requested,
-                unit="B",
-                formula="ceil(M x utilization)",
-                numbers=f"ceil({budget.memory:,} x {self._utilization(case.settings):g})",
-                source=f"{where}: gpu_memory_utilization",
-            ),
-            Term(
-                name="weights on this GPU",
-                symbol="W",
-                value=stage.weights + stage.absorbed,
-                unit="B",
-                formula="sum over tensors of this rank's share",
-                numbers=f"T = {case.layout.tp}, layers {stage.cut[0]} to {stage.cut[1] - 1}",
-                source="vocabulary padded to 64; key/value heads max(1, K // T)",
-            ),
-            Term(
-                name="activations at the profile run",
-                symbol="A",
-                value=extra.activation,
-                unit="B",
-                formula="max(forward, logits) + expert workspaces",
-                source=vllm_memory.SOURCE,
-            ),
-            Term(
-                name="communication buffers and kernels",
-                symbol="X",
-                value=extra.non_torch,
-                unit="B",
-                source=vllm_memory.SOURCE,
-            ),
-            Term(
-                name="CUDA graphs",
-                symbol="U",
-                value=extra.graphs,
-                unit="B",
-                formula="0.0205 GiB per layer; at least 1.15 GiB with experts"
-                if extra.graphs
-                else "not charged by this version",
-                source=vllm_memory.SOURCE if extra.graphs else where,
-            ),
-            Term(
-                name="cache",
-                symbol="C",
-                value=stage.best,
-                unit="B",
-                formula="Q - W - A - X - U",
-                numbers=f"within {stage.least:,} to {stage.most:,}",
-            ),
-            Term(
-                name="bytes of one block over the layers of the widest group",
-                symbol="p",
-                value=plan.bytes_per_block,
-                unit="B",
-                formula="max over groups of the sum of pages",
-                numbers="; ".join(
-                    f"{g.layer_count} {g.kind} x {g.page_bytes:,} ({g.block_size} tokens)"
-                    for g in plan.groups[:3]
-                )
-                + (f"; {len(plan.groups) - 3} more groups" if len(plan.groups) > 3 else ""),
-                source=f"{where}, {kv.name}",
-            ),
-            Term(name="blocks", symbol="P", value=blocks, unit="blocks", formula="floor(C / p)"),
-            Term(
-                name=f"blocks one conversation of {case.context:,} tokens holds",
-                symbol="R",
-                value=held,
-                unit="blocks",
-                formula="sum over groups of ceil(tokens kept / block)",
-            ),
-            Term(
-                name="conversations per replica",
-                symbol="N_conv",
-                value=count,
-                unit="conversations",
-                formula="floor((P - 1) / R)",
-                numbers=f"floor(({blocks:,} - 1) / {held:,})",
-                source=f"{where}: one block is never given out",
-            ),
-        ]
-        return Ledger(name=f"one GPU, layers {stage.cut[0]} to {stage.cut[1] - 1}", terms=tuple(terms))
-
-
-class Stage(Record):
-    """One pipeline stage on one GPU: bytes for its cache at best, least and most."""
-
-    cut: tuple[int, int]
-    plan: PagePlan
-    weights: int
-    absorbed: int
-    overhead: vllm_memory.Overhead
-    requested: int
-    best: int
-    least: int
-    most: int
-
 
 def pipeline_stages(layers: int, stages: int) -> list[tuple[int, int]]:
     """Cut as vLLM does: the remainder goes one each to the stages counted back from the second-last."""
@@ -349,7 +241,7 @@ def pipeline_stages(layers: int, stages: int) -> list[tuple[int, int]]:
     cuts = [0]
     for size in sizes:
         cuts.append(cuts[-1] + size)
-    return list(zip(cuts, cuts[1:], strict=False))
+    return [(cuts[i], cuts[i + 1]) for i in range(stages)]
 
 
 def _source_tokens(model: ModelSpec) -> int:

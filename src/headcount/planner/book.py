@@ -289,6 +289,7 @@ def _ledger(deployment: Deployment, demand: Demand, layout: Layout, replica: Rep
             value=total_bytes,
             unit="B",
             formula="users x KV bytes + weights once",
+            numbers=_pool_words(deployment, demand),
             source="ideal bytes: no rounding, no replication",
         ),
         Term(
@@ -300,7 +301,15 @@ def _ledger(deployment: Deployment, demand: Demand, layout: Layout, replica: Rep
             numbers=f"ceil({total_bytes:,} / {usable:,})",
         ),
     )
-    return Ledger(name="GPUs to book", terms=terms, parts=(total_ledger(layout, replica),))
+    return Ledger(
+        name="GPUs to book", terms=terms, parts=(total_ledger(deployment, demand.context, layout, replica),)
+    )
+
+
+def _pool_words(deployment: Deployment, demand: Demand) -> str:
+    kv = kv_format(deployment.engine.kv_format_name(deployment.model, deployment.settings))
+    each = conversation_bytes(deployment.model, demand.context, kv)
+    return f"{demand.users:,} x {each:,} + {weight_bytes(deployment.model, deployment.settings.weights):,}"
 
 
 def _nothing_fits(deployment: Deployment, demand: Demand, shapes: list[Candidate]) -> str:

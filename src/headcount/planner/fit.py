@@ -6,6 +6,8 @@ Conversations are whole and live on one replica; every replica has its own copy 
 
 from __future__ import annotations
 
+from headcount.cost.model_ledger import model_ledger
+from headcount.cost.weights import weight_bytes, weight_format
 from headcount.engines.base import Layout
 from headcount.errors import LayoutError, UsageError
 from headcount.ledger import Ledger, Term
@@ -17,6 +19,7 @@ from headcount.planner.plan import (
     require_parameters,
     standing_warnings,
 )
+from headcount.spec.kv_format import kv_format
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,12 +72,12 @@ def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: b
         users=None,
         alternatives=others,
         warnings=(*warnings, *replica.warnings, *standing_warnings(deployment)),
-        ledger=total_ledger(layout, replica),
+        ledger=total_ledger(deployment, context, layout, replica),
     )
 
 
-def total_ledger(layout: Layout, replica: Replica) -> Ledger:
-    """The replica's ledger and the sum over replicas."""
+def total_ledger(deployment: Deployment, context: int, layout: Layout, replica: Replica) -> Ledger:
+    """The sum over replicas, the GPU that binds, and the model's own terms."""
     total = Term(
         name="conversations together",
         symbol="N_total",
@@ -83,7 +86,15 @@ def total_ledger(layout: Layout, replica: Replica) -> Ledger:
         formula="replicas x conversations per replica",
         numbers=f"{layout.dp} x {replica.conversations:,}",
     )
-    return Ledger(name="conversations", terms=(total,), parts=(replica.ledger,))
+    model, settings = deployment.model, deployment.settings
+    own = model_ledger(
+        model,
+        context,
+        kv_format(deployment.engine.kv_format_name(model, settings)),
+        weight_name=weight_format(model, settings.weights).name,
+        total=weight_bytes(model, settings.weights),
+    )
+    return Ledger(name="conversations", terms=(total,), parts=(replica.ledger, own))
 
 
 def _try(deployment: Deployment, layout: Layout, context: int) -> tuple[Layout, Replica | None, str]:

@@ -51,6 +51,16 @@ class Page:
             text, self.width, initial_indent=start, subsequent_indent=rest, break_on_hyphens=False
         ) or [start.rstrip()]
 
+    def items(self, texts: list[str], *, indent: int = 0) -> None:
+        """Short texts side by side, three blanks apart, none of them broken over two lines."""
+        line = ""
+        for text in texts:
+            if line and indent + len(line) + 3 + len(text) > self.width:
+                self._lines.append(" " * indent + line)
+                line = ""
+            line += ("   " if line else "") + text
+        self._lines.append(" " * indent + line)
+
     def table(
         self, header: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, right: set[int] | None = None
     ) -> None:

@@ -43,7 +43,7 @@ def _title(page: Page, plan: Plan) -> None:
     weights = weight_format(model, deployment.settings.weights).name
     replicas = f"{layout.dp:,} replica{'s' if layout.dp != 1 else ''}, {layout.words()}"
     engine = f"{deployment.engine.name} {deployment.engine.version}".replace("textbook 1", "textbook")
-    how = f"{replicas}, {engine}, {weights}, {kv} KV"
+    how = f"{replicas}, {engine}, {weights} weights, {kv} KV"
     if plan.question == "book":
         page.pair(f"Book {layout.gpus:,} x {card}", how)
     elif plan.users is not None:
@@ -73,7 +73,7 @@ def _memory(page: Page, plan: Plan) -> None:
     drawn = bar([(sign, float(count)) for sign, _, count in parts], page.width - _LABEL - 2)
     page.line(f"  {'each GPU':<{_LABEL - 2}}[{drawn}]")
     legend = [f"{sign} {name} {gib(count)}" for sign, name, count in parts if count > 0]
-    page.wrapped("   ".join(legend), indent=_LABEL)
+    page.items(legend, indent=_LABEL)
     shown = f"{gib(budget.memory)} ({gb(budget.memory)}) of memory"
     if plan.deployment.settings.memory_bytes is None:
         sold = f"sold as {plan.deployment.accelerator.datasheet_gb:g} GB"

@@ -86,6 +86,7 @@ class FullAttention(HeadedAttention):
 
     @property
     def kind(self) -> str:
+        """See ``Mixer.kind``."""
         return "full"
 
     def tokens_kept(self, context: int) -> int:
@@ -100,6 +101,7 @@ class SlidingWindow(HeadedAttention):
 
     @property
     def kind(self) -> str:
+        """See ``Mixer.kind``."""
         return "sliding"
 
     def words(self) -> str:
@@ -122,6 +124,7 @@ class ChunkedAttention(HeadedAttention):
 
     @property
     def kind(self) -> str:
+        """See ``Mixer.kind``."""
         return "chunked"
 
     def tokens_kept(self, context: int) -> int:
@@ -150,6 +153,7 @@ class LatentAttention(Mixer):
 
     @property
     def kind(self) -> str:
+        """See ``Mixer.kind``."""
         return "latent"
 
     def words(self) -> str:
@@ -191,6 +195,7 @@ class CompressedLatent(Mixer):
 
     @property
     def kind(self) -> str:
+        """See ``Mixer.kind``."""
         return "compressed" if self.rate else "sliding"
 
     def words(self) -> str:
@@ -220,6 +225,7 @@ class CrossAttention(HeadedAttention):
 
     @property
     def kind(self) -> str:
+        """See ``Mixer.kind``."""
         return "cross"
 
     def tokens_kept(self, context: int) -> int:
@@ -243,6 +249,7 @@ class StateSpace(Mixer):
 
     @property
     def kind(self) -> str:
+        """See ``Mixer.kind``."""
         return "state"
 
     def words(self) -> str:
@@ -275,6 +282,7 @@ class SharedCache(HeadedAttention):
 
     @property
     def kind(self) -> str:
+        """See ``Mixer.kind``."""
         return "shared"
 
     def tokens_kept(self, context: int) -> int:

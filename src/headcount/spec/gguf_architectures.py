@@ -71,5 +71,34 @@ def gguf_config(checkpoint: Checkpoint) -> dict[str, Any]:
         return config
     facts = Facts(checkpoint)
     config = translate(facts)
-    facts.refuse_unexplained()
+    # Gemma 4's full layers have wider heads, its cache-sharing layers may have a wider feed-forward.
+    facts.refuse_unexplained(varied=("attn_", "ffn_") if name == "gemma4" else ())
     return config
+
+
+def stored_parameters(checkpoint: Checkpoint, config: dict[str, Any]) -> int:
+    """Count the numbers a GGUF file stores that are parameters of the model in ``config``.
+
+    Left out: rotary tables, scales, drafting layers, the router's correction (a buffer, except in ERNIE), Gemma 4's
+    output scale (a buffer), a head that the class ties, projections stored in a second form or never used. Where the result is
+    not the parameter count of the model built from ``config``, file and config disagree.
+    """
+    from headcount.spec.gguf_facts import LEARNED_SCALES, Facts, is_parameter
+
+    names = {tensor.name for tensor in checkpoint.tensors}
+    buffers = {"layer_output_scale.weight"}
+    if config["model_type"] != "ernie4_5_moe":
+        buffers.add("exp_probs_b.bias")
+    if any(name.endswith(".attn_kv_b.weight") for name in names):
+        buffers |= {"attn_k_b.weight", "attn_v_b.weight"}
+    if config["model_type"] != "gemma4_text":
+        buffers.update(LEARNED_SCALES)
+    if config.get("tie_word_embeddings"):
+        buffers.add("output.weight")
+    layers = None if config["model_type"] in ("t5", "umt5") else Facts(checkpoint).layer_count
+    # Apertus' activation learns two numbers per layer, which the file keeps as metadata.
+    elsewhere = 2 * config["num_hidden_layers"] if config["model_type"] == "apertus" else 0
+    sharing = config.get("num_kv_shared_layers", 0)
+    own = layers - sharing if layers is not None and sharing else None
+    stored = (tensor for tensor in checkpoint.tensors if is_parameter(tensor.name, buffers, layers, own))
+    return elsewhere + sum(tensor.elements for tensor in stored)

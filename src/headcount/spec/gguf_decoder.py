@@ -55,8 +55,11 @@ def heads(facts: Facts, layers: list[int] | None = None, *, gated: bool = False)
     query = _one(facts, "attention.head_count", chosen, facts.per_layer("attention.head_count"))
     if query < 1:
         raise facts.damaged("attention.head_count is 0")
-    key_width = facts.number("attention.key_length", facts.number("embedding_length") // query, minimum=1)
-    value_width = facts.number("attention.value_length", facts.number("embedding_length") // query)
+    even_width = facts.number("embedding_length") // query
+    key_width = facts.number("attention.key_length", even_width)
+    value_width = facts.number("attention.value_length", even_width)
+    if key_width < 1:
+        raise facts.damaged(f"{query} heads share a width of {facts.number('embedding_length')}")
     if key_width != value_width:
         raise facts.unsupported(f"keys of {key_width} and values of {value_width} are not supported")
     stated = [facts.per_layer("attention.head_count_kv", query)[layer] for layer in chosen]

@@ -29,11 +29,17 @@ _NOT_PARAMETERS = (
     ".scale",
     ".input_scale",
     "attn_rot_embd",
+    "attn_rot_embd.weight",
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 )
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_output")
+
+
+KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
+# The exception among scales: Gemma 4 learns one per router input and one per expert.
+LEARNED_SCALES = ("ffn_gate_inp.scale", "ffn_down_exps.scale")
 
 
 class Facts:
@@ -191,10 +197,12 @@ class Facts:
         held = self.blocks.get(name, {})
         self.explained.add(name)
         shapes = [held[layer] for layer in (sorted(held) if layers is None else layers) if layer in held]
-        extents = {shape[axis] if -len(shape) <= axis < len(shape) else -1 for shape in shapes}
+        extents = {shape[axis] if -len(shape) <= axis < len(shape) else 0 for shape in shapes}
         if not extents:
             raise self.damaged(f"tensor blk.*.{name} is missing")
-        if len(extents) > 1 or -1 in extents:
+        if 0 in extents:
+            raise self.damaged(f"tensor blk.*.{name} is empty or has no axis {axis}")
+        if len(extents) > 1:
             raise self.unsupported(f"{shown(name)} has {len(extents)} different widths; one is supported")
         return extents.pop()
 
@@ -202,8 +210,8 @@ class Facts:
         """Return an extent of a tensor outside the layers; ModelFileError when it is missing."""
         self.explained.add(name)
         shape = self.outside.get(name, ())
-        if not -len(shape) <= axis < len(shape):
-            raise self.damaged(f"tensor {name} is missing or has no such axis")
+        if not -len(shape) <= axis < len(shape) or not shape[axis]:
+            raise self.damaged(f"tensor {name} is missing or empty")
         return shape[axis]
 
     def has_outside(self, name: str) -> bool:
@@ -211,11 +219,18 @@ class Facts:
         self.explained.add(name)
         return name in self.outside
 
-    def refuse_unexplained(self) -> None:
-        """Raise UnsupportedModelError for a tensor that the translation knows nothing of."""
+    def refuse_unexplained(self, *, varied: tuple[str, ...] = ()) -> None:
+        """Raise UnsupportedModelError for a tensor that the translation knows nothing of.
+
+        The same goes for one whose shape changes from layer to layer: only ``varied`` ones may do so, because
+        one width was read for all layers.
+        """
         for name in (*self.blocks, *self.outside):
             if name not in self.explained and not name.endswith(_NOT_PARAMETERS):
                 raise self.unsupported(f"tensor {shown(name)} belongs to a variant that is not known")
+        for name, layers in self.blocks.items():
+            if len(set(layers.values())) > 1 and not name.startswith(varied):
+                raise self.unsupported(f"{shown(name)} has several shapes; one is supported")
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:
@@ -226,3 +241,17 @@ def architecture_of(checkpoint: Checkpoint) -> str:
     if not isinstance(value, str) or not value.isprintable() or not 1 <= len(value) <= 64:
         raise ModelFileError(f"GGUF key general.architecture must be a short text; given {shown(value)}")
     return value
+
+
+def is_parameter(name: str, buffers: set[str], layer_count: int | None, own_caches: int | None) -> bool:
+    """Whether a tensor is a parameter: no rotary table, no buffer, in no layer from ``layer_count`` on.
+
+    Layers from ``own_caches`` on reuse keys and values; projections stored for them are never used. Scales belong to quantised tensors, except those of Gemma 4's router (``ffn_gate_inp``) and experts.
+    """
+    found = _BLOCK.fullmatch(name)
+    rest = found.group(2) if found is not None else name
+    if found is not None and layer_count is not None and int(found.group(1)) >= layer_count:
+        return False
+    if found is not None and own_caches is not None and int(found.group(1)) >= own_caches:
+        buffers = buffers | set(KEYS_AND_VALUES)
+    return rest not in buffers and (rest in LEARNED_SCALES or not rest.endswith(_NOT_PARAMETERS))

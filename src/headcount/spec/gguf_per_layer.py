@@ -76,8 +76,8 @@ def gemma4(facts: Facts) -> dict[str, Any]:
     query = facts.number("attention.head_count", minimum=1)
     stated = facts.per_layer("attention.head_count_kv", query)
     widths = [wide if i in set(full) else narrow for i in range(facts.layer_count)]
-    facts.demand("attn_q.weight", "attn_q_norm.weight", "attn_output.weight", "layer_output_scale.weight")
-    facts.allow("attn_k_norm.weight")
+    facts.demand("attn_q.weight", "attn_q_norm.weight", "attn_output.weight")
+    facts.allow("attn_k_norm.weight", "layer_output_scale.weight")
     without_values = sorted(own - set(facts.layers_with("attn_v.weight")))
     for i in range(facts.layer_count):
         _check_rows(facts, i, query * widths[i], stated[i] * widths[i] if i in own else 0)

@@ -308,9 +308,12 @@ def lfm2(facts: Facts) -> dict[str, Any]:
     facts.has_outside("token_embd_norm.weight")
     if facts.number("attention.sliding_window", 0):
         raise facts.unsupported("a sliding window")
+    kernel = facts.number("shortconv.l_cache", minimum=1)
+    if recurrent and facts.extent("shortconv.conv.weight", -1) != kernel:
+        raise facts.damaged(f"shortconv.conv is not {kernel} wide, as shortconv.l_cache says")
     keys.update(
         layer_types=["full_attention" if i in set(attention) else "conv" for i in range(facts.layer_count)],
-        conv_L_cache=facts.number("shortconv.l_cache", minimum=1),
+        conv_L_cache=kernel,
         conv_bias=facts.all_or_none(
             [f"shortconv.{name}.bias" for name in ("conv", "in_proj", "out_proj")], recurrent
         ),
@@ -348,7 +351,8 @@ def delta_net(facts: Facts) -> dict[str, Any]:
     demand_norms(facts, ("attn_norm", "post_attention_norm"))
     facts.demand("attn_q_norm.weight", "attn_k_norm.weight", layers=attention)
     facts.demand("ssm_a", "ssm_dt.bias", "ssm_norm.weight", layers=recurrent)
-    facts.demand("attn_qkv.weight", "attn_gate.weight", layers=recurrent)
+    if not facts.has("ssm_in.weight", recurrent):  # the first files keep all four projections in one
+        facts.demand("attn_qkv.weight", "attn_gate.weight", layers=recurrent)
     if not facts.has("ssm_ba.weight", recurrent):
         facts.demand("ssm_alpha.weight", "ssm_beta.weight", layers=recurrent)
     scan = _scan(facts)

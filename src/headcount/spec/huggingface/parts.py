@@ -259,8 +259,8 @@ def model_from(
 ) -> ModelSpec:
     """Assemble a decoder: embeddings, blocks, final norm (RMS unless given), head unless tied.
 
-    ``tied`` None means the config's tie_word_embeddings (or its class default, False when it has none). Name, dtype, quantisation and source are
-    filled in by the reader.
+    ``tied`` None means the config's tie_word_embeddings (or its class default, False when it has none). Name,
+    dtype, quantisation and source are filled in by the reader.
     """
     hidden = keys.integer("hidden_size")
     vocab = keys.integer("vocab_size")

@@ -87,9 +87,9 @@ class Style(Record):
     kinds: WindowRule = all_full
     head_bias: str | bool = False
     bias_default: bool = False
-    layer_extra: Callable[[Keys, HeadShape], tuple[Weight, ...]] = lambda keys, shape: ()  # noqa: E731
+    layer_extra: Callable[[Keys, HeadShape], tuple[Weight, ...]] = lambda keys, shape: ()
     feed_forward: FeedForwardRule | None = None
-    feed_forward_key: Callable[[Keys, int], object] = lambda keys, i: 0  # noqa: E731
+    feed_forward_key: Callable[[Keys, int], object] = lambda keys, i: 0
 
 
 def switch(keys: Keys, value: str | bool, *, default: bool = False) -> bool:

@@ -1,0 +1,159 @@
+"""The arithmetic of one vLLM GPU as terms: where its memory goes, then how the cache is cut into pages."""
+
+from __future__ import annotations
+
+from headcount.engines import vllm_memory
+from headcount.engines.vllm_pages import EngineRules, PagePlan
+from headcount.ledger import Ledger, Term
+from headcount.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headcount.engines.base import Case, GpuBudget
+    from headcount.spec.kv_format import KvFormat
+
+
+class Stage(Record):
+    """One pipeline stage on one GPU: bytes for its cache at best, least and most."""
+
+    cut: tuple[int, int]
+    plan: PagePlan
+    weights: int
+    absorbed: int
+    overhead: vllm_memory.Overhead
+    requested: int
+    best: int
+    least: int
+    most: int
+
+
+def replica_ledger(
+    case: Case,
+    stage: Stage,
+    budget: GpuBudget,
+    *,
+    rules: EngineRules,
+    utilization: float,
+    kv: KvFormat,
+    held: int,
+) -> Ledger:
+    """All terms of the GPU that binds, in the order they are computed."""
+    where = f"vLLM {rules.version}"
+    return Ledger(
+        name="one GPU",
+        terms=(
+            *_memory_terms(case, stage, budget, utilization=utilization, where=where),
+            *_reserve_terms(stage, where=where),
+            *_page_terms(case, stage, where=where, kv=kv, held=held),
+        ),
+    )
+
+
+def _memory_terms(
+    case: Case, stage: Stage, budget: GpuBudget, *, utilization: float, where: str
+) -> tuple[Term, ...]:
+    return (
+        Term(
+            name="device memory, as CUDA reports it",
+            symbol="M",
+            value=budget.memory,
+            unit="B",
+            formula="driver's total - what CUDA keeps" if case.settings.memory_bytes is None else "--memory",
+            source=f"{case.accelerator.name}: {case.accelerator.driver_bytes_source}",
+        ),
+        Term(
+            name="requested by the engine",
+            symbol="Q",
+            value=stage.requested,
+            unit="B",
+            formula="ceil(M x utilization)",
+            numbers=f"ceil({budget.memory:,} x {utilization:g})",
+            source=f"{where}: gpu_memory_utilization",
+        ),
+        Term(
+            name="weights on this GPU",
+            symbol="W",
+            value=stage.weights + stage.absorbed,
+            unit="B",
+            formula="sum over tensors of this rank's share",
+            numbers=f"T = {case.layout.tp}, layers {stage.cut[0]} to {stage.cut[1] - 1}",
+            source="vocabulary padded to 64; key/value heads max(1, K // T)",
+        ),
+    )
+
+
+def _reserve_terms(stage: Stage, *, where: str) -> tuple[Term, ...]:
+    extra = stage.overhead
+    return (
+        Term(
+            name="activations at the profile run",
+            symbol="A",
+            value=extra.activation,
+            unit="B",
+            formula="max(forward, logits) + expert workspaces",
+            source=vllm_memory.SOURCE,
+        ),
+        Term(
+            name="communication buffers and kernels",
+            symbol="X",
+            value=extra.non_torch,
+            unit="B",
+            source=vllm_memory.SOURCE,
+        ),
+        Term(
+            name="CUDA graphs",
+            symbol="U",
+            value=extra.graphs,
+            unit="B",
+            formula="0.0205 GiB per layer; at least 1.15 GiB with experts"
+            if extra.graphs
+            else "not charged by this version",
+            source=vllm_memory.SOURCE if extra.graphs else where,
+        ),
+        Term(
+            name="cache",
+            symbol="C",
+            value=stage.best,
+            unit="B",
+            formula="Q - W - A - X - U",
+            numbers=f"within {stage.least:,} to {stage.most:,}",
+        ),
+    )
+
+
+def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, held: int) -> tuple[Term, ...]:
+    plan = stage.plan
+    blocks = max(0, stage.best) // plan.bytes_per_block
+    count = max(0, blocks - 1) // held
+    return (
+        Term(
+            name="bytes of one block over the layers of the widest group",
+            symbol="p",
+            value=plan.bytes_per_block,
+            unit="B",
+            formula="max over groups of the sum of pages",
+            numbers="; ".join(
+                f"{g.layer_count} {g.kind} x {g.page_bytes:,} ({g.block_size} tokens)"
+                for g in plan.groups[:3]
+            )
+            + (f"; {len(plan.groups) - 3} more groups" if len(plan.groups) > 3 else ""),
+            source=f"{where}, {kv.name}",
+        ),
+        Term(name="blocks", symbol="P", value=blocks, unit="blocks", formula="floor(C / p)"),
+        Term(
+            name=f"blocks one conversation of {case.context:,} tokens holds",
+            symbol="R",
+            value=held,
+            unit="blocks",
+            formula="sum over groups of ceil(tokens kept / block)",
+        ),
+        Term(
+            name="conversations per replica",
+            symbol="N_conv",
+            value=count,
+            unit="conversations",
+            formula="floor((P - 1) / R)",
+            numbers=f"floor(({blocks:,} - 1) / {held:,})",
+            source=f"{where}: one block is never given out",
+        ),
+    )
