@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 
 from headcount.cost.cache import token_bytes
+from headcount.spec import catalogue
 from headcount.spec.huggingface.config import spec_from_config
 from headcount.spec.kv_format import kv_format
 
-FOLDER = Path(__file__).parent.parent / "src/headcount/spec/catalogue"
+FOLDER = Path(catalogue.FOLDER)
 
 
 def document() -> str:

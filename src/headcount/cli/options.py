@@ -29,6 +29,17 @@ class Parser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
 
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        """Join ``--params -7e9`` to ``--params=-7e9``: a negative number is a value to be refused, not an option."""
+        joined: list[str] = []
+        for word in sys.argv[1:] if args is None else args:
+            number = len(word) > 1 and word[0] == "-" and (word[1].isdigit() or word[1] == ".")
+            if number and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+                joined[-1] += "=" + word
+            else:
+                joined.append(word)
+        return super().parse_known_args(joined, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raise UsageError; ``unrecognized arguments`` gains the nearest option."""
         given = message.removeprefix("unrecognized arguments: ")

@@ -246,7 +246,8 @@ def architecture_of(checkpoint: Checkpoint) -> str:
 def is_parameter(name: str, buffers: set[str], layer_count: int | None, own_caches: int | None) -> bool:
     """Whether a tensor is a parameter: no rotary table, no buffer, in no layer from ``layer_count`` on.
 
-    Layers from ``own_caches`` on reuse keys and values; projections stored for them are never used. Scales belong to quantised tensors, except those of Gemma 4's router (``ffn_gate_inp``) and experts.
+    Layers from ``own_caches`` on reuse keys and values; projections stored for them are never used. Scales
+    belong to quantised tensors, except those of Gemma 4's router (``ffn_gate_inp``) and experts.
     """
     found = _BLOCK.fullmatch(name)
     rest = found.group(2) if found is not None else name
