@@ -12,13 +12,13 @@ import pytest
 BASE = "llama-2-7b --gpu a100-80gb --context 2048"
 
 
-def run(command: str, *, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "headcount", *command.split()],
         capture_output=True,
         text=True,
-        cwd=cwd,
         timeout=60,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
 
 

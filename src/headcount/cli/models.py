@@ -52,9 +52,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     page.table(("name", "parameters", "KV B/token", "positions", "family"), table, right={1, 2, 3})
     page.blank()
-    page.line(
-        f"{len(rows)} models; KV bytes per token in 16 bits, windows not yet full. headcount show NAME", "dim"
-    )
+    page.line(f"{len(rows)} models; KV bytes per token in 16 bits while no window is full", "dim")
     sys.stdout.write(page.text())
     return 0
 

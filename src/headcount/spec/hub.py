@@ -31,6 +31,8 @@ def read_hub(repo_id: str, overrides: dict[str, int] | None) -> ModelSpec:
         ) from None
     from headcount.spec.huggingface.config import read_config_file, spec_from_config
 
+    huggingface_hub.utils.logging.set_verbosity_error()
+    _require_reachable(huggingface_hub.constants.ENDPOINT, repo_id)
     try:
         path = huggingface_hub.hf_hub_download(repo_id, "config.json")
     except (HfHubHTTPError, OSError, ValueError) as error:
@@ -65,6 +67,24 @@ def read_hub(repo_id: str, overrides: dict[str, int] | None) -> ModelSpec:
         files=tuple(metadata.files_metadata),
     )
     return spec.replace(checkpoint=checkpoint)
+
+
+def _require_reachable(endpoint: str, repo_id: str) -> None:
+    """Say at once that there is no network; the hub client would retry for half a minute."""
+    import os
+    import socket
+
+    proxied = any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    host = endpoint.partition("://")[2].partition("/")[0].partition(":")[0]
+    if proxied or os.environ.get("HF_HUB_OFFLINE"):
+        return
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError:
+        raise ModelFileError(
+            f"{repo_id}: not in the local Hugging Face cache or the catalogue, and {host} cannot be reached; "
+            "give a path to its config.json"
+        ) from None
 
 
 def _first_line(error: Exception) -> str:
