@@ -21,7 +21,9 @@ def read_hub(repo_id: str, overrides: dict[str, int] | None) -> ModelSpec:
     """
     try:
         import huggingface_hub
+        from huggingface_hub import constants
         from huggingface_hub.errors import HfHubHTTPError
+        from huggingface_hub.utils import logging
     except ImportError:
         raise UnknownNameError(
             what="model",
@@ -31,8 +33,8 @@ def read_hub(repo_id: str, overrides: dict[str, int] | None) -> ModelSpec:
         ) from None
     from headcount.spec.huggingface.config import read_config_file, spec_from_config
 
-    huggingface_hub.utils.logging.set_verbosity_error()
-    _require_reachable(huggingface_hub.constants.ENDPOINT, repo_id)
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    _require_reachable(constants.ENDPOINT, repo_id)
     try:
         path = huggingface_hub.hf_hub_download(repo_id, "config.json")
     except (HfHubHTTPError, OSError, ValueError) as error:
