@@ -160,7 +160,7 @@ def _read_safetensors(path: str, folder: str, overrides: dict[str, int] | None) 
 
 
 def _read_gguf(path: str, overrides: dict[str, int] | None) -> ModelSpec:
-    from headcount.spec.gguf_architectures import gguf_config
+    from headcount.spec.gguf_architectures import gguf_config, stored_parameters
     from headcount.spec.gguf_header import read_gguf
     from headcount.spec.huggingface.config import spec_from_config
 

@@ -1,6 +1,6 @@
 """Dense decoders of the Llama family: one ``Style`` per ``model_type``.
 
-Sources: the model classes of transformers 5.24.0 (class names in docs/models.md); every count is tested against
+Sources: the model classes of transformers 5.24.0; every count is tested against
 those classes built without allocating weights (tests/reference/test_parameters.py).
 """
 
