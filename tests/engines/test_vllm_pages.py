@@ -21,7 +21,10 @@ from headcount.engines.vllm_pages import (
 from headcount.errors import HeadcountError, UnknownNameError
 
 DATA = Path(__file__).parent / "data"
-CASES = [json.loads(line) for line in gzip.open(DATA / "vllm_planner_cases.jsonl.gz", "rt")]
+CASES = [
+    json.loads(line)
+    for line in gzip.decompress((DATA / "vllm_planner_cases.jsonl.gz").read_bytes()).splitlines()
+]
 # Bytes per number and bytes of scales per head and token (vLLM: two fp32 scales in token-head formats).
 BYTES = {"bfloat16": (2, 0), "float16": (2, 0), "float32": (4, 0), "fp8": (1, 0), "fp8_e4m3": (1, 0)}
 KINDS = {"full_attention": "full", "sliding_window": "sliding", "chunked_local": "chunked"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headcount.engines.base import Case, Engine, Layout, Replica, Settings
 from headcount.errors import LayoutError, UsageError
 from headcount.record import Record
+from headcount.units import ceil_div
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,6 +93,12 @@ class Plan(Record):
     what_ifs: tuple[tuple[str, int | None, str], ...] = ()
     warnings: tuple[str, ...] = ()
     ledger: Ledger
+
+    @property
+    def nodes(self) -> int:
+        """Nodes to book: a tensor-parallel group never leaves a node, so each holds floor(GPUs / T) groups."""
+        groups = self.deployment.gpus_per_node // self.layout.tp
+        return ceil_div(self.layout.dp * self.layout.pp, max(1, groups))
 
 
 def check_context(model: ModelSpec, context: int, *, allow_long: bool) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def _book_part(plan: Plan) -> dict[str, object]:
         "replicas": plan.layout.dp,
         "spare_replicas": plan.spare_replicas,
         "layout": layout_document(plan.layout),
-        "nodes": -(-plan.layout.gpus // plan.deployment.gpus_per_node),
+        "nodes": plan.nodes,
         "lower_bound": {"total_bytes": bound[0], "gpus": bound[1]},
         "smaller": [{"gpus": gpus, "refused": reason} for gpus, reason in plan.smaller],
         "what_ifs": [{"change": change, "gpus": gpus, "note": note} for change, gpus, note in plan.what_ifs],

@@ -96,6 +96,8 @@ def _capacity(page: Page, plan: Plan) -> None:
         if plan.spare_replicas:
             text += f" ({plan.spare_replicas} replica{'s' if plan.spare_replicas > 1 else ''} may fail)"
         page.line(f"  {'together':<{_LABEL - 2}}{text}")
+    if plan.nodes > 1:
+        page.line(f"  {'in':<{_LABEL - 2}}{plan.nodes:,} nodes of {plan.deployment.gpus_per_node} GPUs")
     page.wrapped(replica.binding, indent=2, hanging=_LABEL, label="binds")
     if plan.usd_per_gpu_hour is not None:
         total = plan.usd_per_gpu_hour * plan.layout.gpus

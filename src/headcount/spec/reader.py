@@ -165,9 +165,13 @@ def _read_gguf(path: str, overrides: dict[str, int] | None) -> ModelSpec:
     from headcount.spec.huggingface.config import spec_from_config
 
     checkpoint = read_gguf(path)
-    spec = spec_from_config(
-        gguf_config(checkpoint), name=os.path.basename(path), source=path, overrides=overrides
-    )
+    config = gguf_config(checkpoint)
+    spec = spec_from_config(config, name=os.path.basename(path), source=path, overrides=overrides)
+    stored = stored_parameters(checkpoint, config)
+    if not overrides and spec.parameters != stored:
+        raise ModelFileError(
+            f"{path}: its tensors hold {stored:,} parameters, its metadata describes a model of {spec.parameters:,}"
+        )
     return with_checkpoint(spec, checkpoint, overrides)
 
 
