@@ -116,11 +116,11 @@ def reference_parameters(model_type: str, config: Any) -> int:
 
 
 def unused_expert_weights(model_type: str, config: Any) -> int:
-    """LongCat-Flash's class allocates three matrices for each expert that only returns its input.
+    """LongCat-Flash's class allocates gate and up for each expert that only returns its input.
 
-    No checkpoint holds them, so they are taken off the reference's count: layers x zero experts x 3 D F.
+    No checkpoint holds them, so they are taken off the reference's count: layers x zero experts x 2 D F.
     """
     if model_type != "longcat_flash":
         return 0
-    one = 3 * config.hidden_size * config.expert_ffn_hidden_size
+    one = 2 * config.hidden_size * config.expert_ffn_hidden_size
     return int(config.num_layers * config.zero_expert_num * one)

@@ -9,11 +9,12 @@
     awq                    4   128 columns       2           b bits
     bitsandbytes nf4       4   64 values         1           -            double quantised: + 4 B per 256 scales
     mxfp4                  4   32 values         1           -            one E8M0 per 32 (OCP MX)
-    nvfp4                  4   16 values         1           -            one E4M3 per 16, + 4 B per tensor
-    compressed-tensors     as its config_groups say
+    nvfp4                  4   16 values         1           -            one E4M3 per 16, + fp32 weight and input scales
+    compressed-tensors     as its config_groups say                       scales in 16 bits; packed ints: + 16 B shape
 
 Embeddings, norms, biases, routers and everything the config's ignore list names stay in the model's 16-bit type.
-That is why the bytes are not ``parameters x b / 8``.
+That is why the bytes are not ``parameters x b / 8``. Left out, below 1 MB a model: bitsandbytes' code tables, and the
+empty biases that AutoGPTQ writes beside every matrix. Checked against published checkpoints in the tests.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Packing(Record):
     group        values of one row that share a scale; 0: the whole row (or tensor when ``per_tensor``)
     block_rows   rows that share a scale too (128 for DeepSeek blocks, else 1)
     scale_bytes  bytes of one scale; zero_bits: bits of one zero point per group
-    column_bytes bytes per input column (GPTQ's g_idx); tensor_bytes: per tensor (NVFP4's global scale)
+    column_bytes bytes per input column (GPTQ's g_idx); tensor_bytes: per tensor (NVFP4's global scales)
+    super_scale_group  scales that share one fp32 scale of their own (double quantisation); 0: none
     """
 
     name: str
@@ -71,7 +73,9 @@ AWQ = Packing(name="awq", bits=4, group=128, zero_bits=4)
 GPTQ = Packing(name="gptq", bits=4, group=128, zero_bits=4, column_bytes=4)
 NF4 = Packing(name="nf4, double quantised", bits=4, group=64, scale_bytes=1, super_scale_group=256)
 MXFP4 = Packing(name="mxfp4", bits=4, group=32, scale_bytes=1)
-NVFP4 = Packing(name="nvfp4", bits=4, group=16, scale_bytes=1, tensor_bytes=4)
+MXFP8 = Packing(name="mxfp8", bits=8, group=32, scale_bytes=1)
+NVFP4 = Packing(name="nvfp4", bits=4, group=16, scale_bytes=1, tensor_bytes=8)
+NVFP4_WEIGHT_ONLY = NVFP4.replace(name="nvfp4, 16-bit activations", tensor_bytes=4)
 
 # What ``--weights NAME`` makes of a model that is stored in 16 bits.
 RECIPES: dict[str, Packing] = {
@@ -88,10 +92,15 @@ RECIPES: dict[str, Packing] = {
 
 
 class Rule(Record):
-    """One packing and the modules it is for: names, ``re:`` patterns, ``*`` wildcards, or the class ``Linear``."""
+    """One packing and the modules it is for.
+
+    targets   names, ``re:`` patterns, ``*`` wildcards, or the class ``Linear``
+    parts     when not empty, only weights of these parts (MXFP4 of gpt-oss: experts)
+    """
 
     packing: Packing
     targets: tuple[str, ...] = ("Linear",)
+    parts: tuple[str, ...] = ()
 
 
 class Quantization(Record):
@@ -100,27 +109,27 @@ class Quantization(Record):
     method    as the config names it
     rules     first match wins
     ignore    modules left in 16 bits
-    parts     when not empty, only these parts are packed (MXFP4 of gpt-oss: experts)
     packs_head  whether the LM head is packed when no ignore entry names it
+    notes     what the config leaves open, and what is assumed in its place
     """
 
     method: str
     rules: tuple[Rule, ...]
     ignore: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
     packs_head: bool = False
     kv_cache_bits: int | None = None
+    notes: tuple[str, ...] = ()
 
     def packing_of(self, weight: Weight, layer: int) -> Packing | None:
         """The packing of ``weight`` in layer ``layer`` (its ``{i}``); None when it stays in 16 bits."""
         if not weight.linear or weight.part == ROUTER or (weight.part == HEAD and not self.packs_head):
             return None
-        if self.parts and weight.part not in self.parts:
-            return None
         name = weight.name.replace("{i}", str(layer)).replace("*", "0")
         if matches(name, self.ignore):
             return None
         for rule in self.rules:
+            if rule.parts and weight.part not in rule.parts:
+                continue
             if "Linear" in rule.targets or matches(name, rule.targets):
                 return rule.packing
         return None
@@ -174,7 +183,7 @@ def matches(name: str, entries: tuple[str, ...]) -> bool:
 def read_quantization(config: dict[str, Any]) -> Quantization | None:
     """Read ``quantization_config`` (or ``compression_config``); None when there is none.
 
-    Raises UnsupportedModelError naming a method that is not known.
+    Raises UnsupportedModelError naming a method that is not known, ModelFileError for a value that makes no sense.
     """
     raw = config.get("quantization_config") or config.get("compression_config")
     if raw is None:
@@ -191,7 +200,30 @@ def read_quantization(config: dict[str, Any]) -> Quantization | None:
         raise UnsupportedModelError(
             f"quantization method {method[:40]!r} is not known; known: {', '.join(sorted(_READERS))}"
         )
-    return reader(raw, method)
+    return _as_deepseek_stores(reader(raw, method), config)
+
+
+# Linear weights that DeepSeek's fp8 checkpoints keep in 16 or 32 bits without saying so in the config.
+_UNSAID = {"deepseek_v32": ("weights_proj",), "deepseek_v4": ("compressor", "weights_proj", "hc_*")}
+
+
+def _as_deepseek_stores(quantization: Quantization, config: dict[str, Any]) -> Quantization:
+    """Add what DeepSeek's configs say outside ``quantization_config``, or nowhere.
+
+    ``expert_dtype: fp4`` (V4): routed experts are E2M1, two to a byte, with one E8M0 scale per 32 values of a row,
+    and the fp8 blocks' scales are E8M0 as well.
+    """
+    if quantization.method != "fp8":
+        return quantization
+    unsaid = _UNSAID.get(str(config.get("model_type")), ())
+    quantization = quantization.replace(ignore=(*quantization.ignore, *unsaid))
+    experts = config.get("expert_dtype")
+    if experts in (None, "fp8"):
+        return quantization
+    if experts != "fp4":
+        raise UnsupportedModelError(f"expert_dtype {str(experts)[:40]!r} is not known; known: fp4, fp8")
+    rest = tuple(rule.replace(packing=rule.packing.replace(scale_bytes=1)) for rule in quantization.rules)
+    return quantization.replace(rules=(Rule(packing=MXFP4, parts=(EXPERTS,)), *rest))
 
 
 def _guess(raw: dict[str, Any]) -> str:
@@ -224,6 +256,20 @@ _SKIPS = (
 )
 
 
+def _lists_exceptions(raw: dict[str, Any]) -> bool:
+    """Whether the config lists unpacked modules at all; an empty list is a list, an abridged config has none."""
+    return any(isinstance(raw.get(key), list) for key in _SKIPS)
+
+
+def _unlisted(raw: dict[str, Any], method: str) -> tuple[str, ...]:
+    if _lists_exceptions(raw):
+        return ()
+    return (
+        f"quantization_config of {method} lists no modules left in 16 bits: all but embeddings, routers and the LM "
+        "head is counted as packed, so the weights may be larger",
+    )
+
+
 def _number(raw: dict[str, Any], key: str, default: int, *, low: int, high: int) -> int:
     value = raw.get(key, default)
     value = default if value is None else value
@@ -243,7 +289,14 @@ def _read_fp8(raw: dict[str, Any], method: str) -> Quantization:
         packing = FP8_BLOCK.replace(group=columns, block_rows=rows)
     else:
         packing = FP8_ROW if method == "fbgemm-fp8" else FP8
-    return Quantization(method=method, rules=(Rule(packing=packing),), ignore=_names(raw, *_SKIPS))
+    if raw.get("activation_scheme") == "static":
+        packing = packing.replace(tensor_bytes=4)
+    # Meta's fbgemm checkpoints keep attention, the first and the last block in 16 bits and list them
+    # (arXiv 2407.21783, section 6.2); DeepSeek's and Qwen's fp8 configs need no list.
+    notes = _unlisted(raw, method) if method == "fbgemm-fp8" else ()
+    return Quantization(
+        method=method, rules=(Rule(packing=packing),), ignore=_names(raw, *_SKIPS), notes=notes
+    )
 
 
 def _read_group_int(raw: dict[str, Any], method: str) -> Quantization:
@@ -252,17 +305,48 @@ def _read_group_int(raw: dict[str, Any], method: str) -> Quantization:
     base = GPTQ if method in ("gptq", "gptq-marlin") else AWQ
     zero = 0 if raw.get("zero_point") is False else bits
     packing = base.replace(name=method, bits=bits, group=max(group, 0), zero_bits=zero)
+    rules, ignore = _gptq_overrides(raw, packing)
+    blocks = raw.get("modules_in_block_to_quantize")
+    if isinstance(blocks, list):
+        nested = [entry if isinstance(entry, list) else [entry] for entry in blocks]
+        targets = tuple(name for entry in nested for name in entry if isinstance(name, str))
+        rules.append(Rule(packing=packing, targets=targets))
+    else:
+        rules.append(Rule(packing=packing))
     return Quantization(
         method=method,
-        rules=(Rule(packing=packing),),
-        ignore=_names(raw, *_SKIPS),
+        rules=tuple(rules),
+        ignore=(*_names(raw, *_SKIPS), *ignore),
         packs_head=bool(raw.get("lm_head")),
     )
+
+
+def _gptq_overrides(raw: dict[str, Any], packing: Packing) -> tuple[list[Rule], list[str]]:
+    """Read GPTQModel's ``dynamic``: ``-:pattern`` leaves modules in 16 bits, ``+:pattern`` gives them other bits."""
+    dynamic = raw.get("dynamic")
+    if dynamic is None:
+        return [], []
+    if not isinstance(dynamic, dict):
+        raise ModelFileError(
+            f"quantization_config: dynamic must be an object of patterns, not {type(dynamic).__name__}"
+        )
+    rules, ignore = [], []
+    for pattern, change in dynamic.items():
+        if pattern.startswith("-:"):
+            ignore.append("re:" + pattern[2:])
+        elif isinstance(change, dict) and change:
+            bits = _number(change, "bits", packing.bits, low=2, high=8)
+            group = _number(change, "group_size", packing.group or -1, low=-1, high=65536)
+            other = packing.replace(bits=bits, group=max(group, 0), zero_bits=bits)
+            rules.append(Rule(packing=other, targets=("re:" + pattern.removeprefix("+:"),)))
+    return rules, ignore
 
 
 def _read_bitsandbytes(raw: dict[str, Any], method: str) -> Quantization:
     if raw.get("load_in_8bit"):
         packing = INT8_ROW.replace(name="bitsandbytes int8")
+    elif not raw.get("load_in_4bit"):
+        raise ModelFileError("quantization_config of bitsandbytes says neither load_in_4bit nor load_in_8bit")
     else:
         packing = (
             NF4
@@ -274,25 +358,36 @@ def _read_bitsandbytes(raw: dict[str, Any], method: str) -> Quantization:
 
 def _read_mxfp4(raw: dict[str, Any], method: str) -> Quantization:
     # Only the experts of gpt-oss are packed; its list of exceptions names everything else.
-    return Quantization(
-        method=method,
-        rules=(Rule(packing=MXFP4),),
-        ignore=_names(raw, *_SKIPS),
-        parts=(EXPERTS, SHARED_EXPERTS),
-    )
+    rule = Rule(packing=MXFP4, parts=(EXPERTS, SHARED_EXPERTS))
+    return Quantization(method=method, rules=(rule,), ignore=_names(raw, *_SKIPS))
 
 
-def _group_packing(weights: dict[str, Any], file_format: str) -> Packing:
+def _read_mxfp8(raw: dict[str, Any], method: str) -> Quantization:
+    return Quantization(method=method, rules=(Rule(packing=MXFP8),), ignore=_names(raw, *_SKIPS))
+
+
+def _group_packing(weights: dict[str, Any], inputs: object, file_format: str) -> Packing:
+    """Read one ``config_groups`` entry: its weights, its ``input_activations`` and its storage format."""
     bits = _number(weights, "num_bits", 8, low=1, high=16)
     kind = str(weights.get("type", "int"))
     strategy = str(weights.get("strategy") or "tensor")
     group = weights.get("group_size")
     zero = 0 if weights.get("symmetric", True) else bits
+    if "24" in file_format or "sparse" in file_format:
+        raise UnsupportedModelError(
+            f"compressed-tensors format {file_format[:40]!r} is not known: sparse weights"
+        )
     if "nvfp4" in file_format or (bits == 4 and kind == "float" and group == 16):
-        return NVFP4
+        return NVFP4 if isinstance(inputs, dict) else NVFP4_WEIGHT_ONLY
     if "mxfp4" in file_format or (bits == 4 and kind == "float" and group == 32):
         return MXFP4
     base = Packing(name=f"{kind}{bits} per {strategy}", bits=bits, scale_bytes=2, zero_bits=zero)
+    if isinstance(inputs, dict) and inputs.get("dynamic") is False:
+        base = base.replace(tensor_bytes=2)
+    if file_format == "pack-quantized":
+        # The unpacked shape, two int64; and with activation order the group of every input column, int32.
+        ordered = weights.get("actorder") in ("group", "dynamic", True)
+        base = base.replace(tensor_bytes=base.tensor_bytes + 16, column_bytes=4 if ordered else 0)
     if strategy == "tensor":
         return base.replace(per_tensor=True)
     if strategy == "channel":
@@ -325,14 +420,22 @@ def _read_compressed_tensors(raw: dict[str, Any], method: str) -> Quantization:
         if not isinstance(weights, dict):
             raise ModelFileError(f"quantization_config: group {str(name)[:40]!r} has no weights")
         file_format = str(group.get("format") or raw.get("format") or "")
+        if file_format == "dense":
+            continue  # calibrated, stored unpacked
         targets = _names(group, "targets") or ("Linear",)
-        rules.append(Rule(packing=_group_packing(weights, file_format), targets=targets))
+        packing = _group_packing(weights, group.get("input_activations"), file_format)
+        rules.append(Rule(packing=packing, targets=targets))
     kv = raw.get("kv_cache_scheme")
     kv_bits = _number(kv, "num_bits", 8, low=1, high=16) if isinstance(kv, dict) else None
     # Rules that name modules go before the ones for every Linear.
     rules.sort(key=lambda rule: "Linear" in rule.targets)
     return Quantization(
-        method=method, rules=tuple(rules), ignore=_names(raw, *_SKIPS), packs_head=True, kv_cache_bits=kv_bits
+        method=method,
+        rules=tuple(rules),
+        ignore=_names(raw, *_SKIPS),
+        packs_head=_lists_exceptions(raw),
+        kv_cache_bits=kv_bits,
+        notes=_unlisted(raw, method),
     )
 
 
@@ -346,17 +449,22 @@ def _read_shorthand(raw: dict[str, Any], method: str) -> Quantization:
     }
     if word not in packings:
         raise ModelFileError("quantization_config of compressed-tensors has no config_groups")
-    return Quantization(method=method, rules=(Rule(packing=packings[word]),), ignore=_names(raw, *_SKIPS))
+    notes = _unlisted(raw, method)
+    if word == "int4":
+        notes = (*notes, f"quantization_config of {method} states no group size: 128 is assumed")
+    return Quantization(
+        method=method, rules=(Rule(packing=packings[word]),), ignore=_names(raw, *_SKIPS), notes=notes
+    )
 
 
 _ALGORITHMS = {
-    "FP8": FP8,
+    "FP8": FP8.replace(tensor_bytes=4),
     "FP8_PER_CHANNEL_PER_TOKEN": FP8_ROW,
     "FP8_PB_WO": FP8_BLOCK,
     "NVFP4": NVFP4,
     "NVFP4_AWQ": NVFP4,
-    "W4A16_NVFP4": NVFP4,
-    "MXFP8": Packing(name="mxfp8", bits=8, group=32, scale_bytes=1),
+    "W4A16_NVFP4": NVFP4_WEIGHT_ONLY,
+    "MXFP8": MXFP8,
     "W4A16_AWQ": AWQ.replace(zero_bits=0),
     "INT4_AWQ": AWQ.replace(zero_bits=0),
     "W8A16": INT8_ROW,
@@ -397,8 +505,9 @@ def _read_modelopt(raw: dict[str, Any], method: str) -> Quantization:
         method=method,
         rules=(Rule(packing=_algorithm(algorithm)),),
         ignore=ignore,
-        packs_head=True,
+        packs_head=_lists_exceptions(inner),
         kv_cache_bits=kv_bits,
+        notes=_unlisted(inner, method),
     )
 
 
@@ -411,6 +520,7 @@ _READERS = {
     "awq-marlin": _read_group_int,
     "bitsandbytes": _read_bitsandbytes,
     "mxfp4": _read_mxfp4,
+    "mxfp8": _read_mxfp8,
     "compressed-tensors": _read_compressed_tensors,
     "modelopt": _read_modelopt,
     "modelopt-fp4": _read_modelopt,

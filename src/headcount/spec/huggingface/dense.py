@@ -111,11 +111,11 @@ STYLES: dict[str, Style] = {
     "glm": Style(qkv_bias=_BIAS),
     "glm4": Style(qkv_bias=_BIAS, norm_names=SANDWICH_NORMS),
     "glm4v_text": Style(qkv_bias=True, norm_names=SANDWICH_NORMS),
-    "helium": Style(qkv_bias=_BIAS, ffn_bias="mlp_bias"),
-    "exaone": Style(qkv_bias=_BIAS, o_bias=_BIAS),
+    "helium": Style(qkv_bias=_BIAS, ffn_bias="mlp_bias", square_output=True),
+    "exaone": Style(qkv_bias=_BIAS, o_bias=_BIAS, ffn_bias="mlp_bias"),
     "exaone4": Style(qk_norm="head", norm_names=_OLMO2_NORMS, kinds=_exaone4_kinds),
     "granite": _LLAMA.replace(ignores_head_dim=True),
-    "cwm": Style(kinds=every(4, first=True)),
+    "cwm": Style(ffn_bias="mlp_bias", kinds=every(4, first=True)),
     "arcee": Style(qkv_bias=_BIAS, o_bias=_BIAS, ffn_bias="mlp_bias", matrices=2),
     "nemotron": Style(qkv_bias=_BIAS, o_bias=_BIAS, ffn_bias="mlp_bias", matrices=2, norm_bias=True),
     "apertus": Style(
@@ -168,7 +168,6 @@ STYLES: dict[str, Style] = {
         qkv_bias=_BIAS,
         o_bias=_BIAS,
         norm_names=("input_layernorm",),
-        ignores_head_dim=True,
         kinds=every(4, key="sliding_window_pattern"),
     ),
 }

@@ -170,7 +170,7 @@ def _deepseek_v2(keys: Keys) -> ModelSpec:
     """DeepSeek-V2. The older DeepSeekMoE (``deepseek``) and ``use_mla: false`` keep ordinary heads."""
     if keys.config.get("model_type") == "deepseek" or not keys.flag("use_mla", default=True):
         return _deepseek_v1(keys)
-    return build_latent(keys, _ROUTED.replace(sparse=after_dense_layers()))
+    return build_latent(keys, _ROUTED.replace(sparse=after_dense_layers(), mlp_bias="mlp_bias"))
 
 
 def _deepseek_v1(keys: Keys) -> ModelSpec:
@@ -332,7 +332,10 @@ def _deepseek_v4(keys: Keys) -> ModelSpec:
         names={"hash_moe": "moe", "moe": "moe"},
         fallback=lambda i: "moe",
     )
-    mixture = _ROUTED.replace(path="layers.{i}.ffn.", names=W123, shared_names=("w1", "w3", "w2"))
+    # The class has one shared expert, whatever n_shared_experts says.
+    mixture = _ROUTED.replace(
+        path="layers.{i}.ffn.", names=W123, shared_names=("w1", "w3", "w2"), shared=lambda keys, width: width
+    )
     ffn: FeedForward = read_mixture(keys, mixture)
     rows = (2 + streams) * streams
     note_prediction_layers(keys)

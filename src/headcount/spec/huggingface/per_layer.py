@@ -214,7 +214,9 @@ def _gemma4_shapes(keys: Keys, kinds: list[str]) -> list[HeadShape]:
     stated = keys.value("per_layer_config")
     if stated is not None:
         return _overridden_shapes(keys, base, stated, len(kinds))
-    d = keys.integer("global_head_dim", default=512)
+    # Stated as null: full layers have the common width. Left out: the class default.
+    common = keys.stated("global_head_dim") and keys.value("global_head_dim") is None
+    d = base.d if common else keys.integer("global_head_dim", default=512)
     kv = base.kv
     if keys.flag("attention_k_eq_v"):
         kv = keys.key_value_heads(base.q, "num_global_key_value_heads", default=base.kv)

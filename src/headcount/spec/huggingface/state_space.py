@@ -237,18 +237,14 @@ def _bamba(keys: Keys) -> ModelSpec:
 
 def _granite_feed_forward(keys: Keys) -> tuple[FeedForward, tuple[Weight, ...]]:
     """One MLP that every token visits, gate and up stored as one; beside it experts when there are any."""
-    hidden, shared = keys.integer("hidden_size"), keys.integer("shared_intermediate_size")
+    hidden, shared = keys.integer("hidden_size"), keys.integer("shared_intermediate_size", minimum=0)
     count = keys.optional_integer("num_local_experts", "num_experts", minimum=0) or 0
     part = SHARED_EXPERTS if count else FEED_FORWARD
-    mlp = plain(
-        hidden,
-        shared,
-        path=LAYER + "shared_mlp.",
-        bias=False,
-        part=part,
-        names=("input_linear", "output_linear"),
-    )
-    mlp = (mlp[0].replace(shape=(2 * shared, hidden)), mlp[1])
+    mlp: tuple[Weight, ...] = ()
+    if shared:
+        path, names = LAYER + "shared_mlp.", ("input_linear", "output_linear")
+        both, down = plain(hidden, shared, path=path, bias=False, part=part, names=names)
+        mlp = (both.replace(shape=(2 * shared, hidden)), down)
     if not count:
         return FeedForward(width=shared, matrices=3), mlp
     ffn = FeedForward(

@@ -84,6 +84,7 @@ class Style(Record):
     norm_bias: bool = False
     head_dim: int | None = None
     ignores_head_dim: bool = False
+    square_output: bool = False
     kinds: WindowRule = all_full
     head_bias: str | bool = False
     bias_default: bool = False
@@ -118,8 +119,15 @@ def attention_weights(keys: Keys, style: Style, shape: HeadShape) -> tuple[Weigh
     """Projections, query/key norms and whatever else the class adds per layer."""
     qkv = switch(keys, style.qkv_bias, default=style.bias_default)
     out = switch(keys, style.o_bias, default=style.bias_default)
+    projections = gqa(shape, qkv_bias=qkv, o_bias=out)
+    if style.square_output:
+        # Helium's output projection is D x D, whatever the heads' width.
+        projections = tuple(
+            weight.replace(shape=(shape.hidden, shape.hidden)) if weight.name.endswith("o_proj") else weight
+            for weight in projections
+        )
     return (
-        *gqa(shape, qkv_bias=qkv, o_bias=out),
+        *projections,
         *qk_norm(shape, style.qk_norm),
         *style.layer_extra(keys, shape),
     )
