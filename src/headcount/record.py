@@ -62,7 +62,9 @@ class Record:
         raise AttributeError(f"{type(self).__name__} is frozen")
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self.__dict__ == other.__dict__
+        if type(self) is not type(other):
+            return False
+        return all(self.__dict__[name] == other.__dict__[name] for name in self._fields)
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, *(self.__dict__[name] for name in self._fields)))
@@ -73,7 +75,7 @@ class Record:
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with ``changes`` applied; unknown names raise TypeError."""
-        return type(self)(**{**self.__dict__, **changes})
+        return type(self)(**{**self.as_dict(), **changes})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields in order as a new dictionary (values are not copied)."""

@@ -16,6 +16,7 @@ KB = 10**3
 MB = 10**6
 GB = 10**9
 TB = 10**12
+PB = 10**15
 TERA = 10**12
 
 _SIZES = {
@@ -78,12 +79,28 @@ def human_count(count: float) -> str:
 
 
 def _split_number(text: str) -> tuple[float, str]:
-    stripped = text.strip().replace("_", "").replace(",", "")
+    stripped = text.strip()
+    if not stripped.isascii():
+        raise ValueError("digits of other scripts")
+    if "," in stripped:
+        stripped = _without_thousands(stripped)
     end = len(stripped)
     while end and not (stripped[end - 1].isdigit() or stripped[end - 1] == "."):
         end -= 1
     number, suffix = stripped[:end], stripped[end:].strip().lower()
     return float(number), suffix
+
+
+def _without_thousands(text: str) -> str:
+    """``1,234,567.8`` -> ``1234567.8``; a comma anywhere else (``79,2``) is a decimal comma: ValueError."""
+    head, *groups = text.split(",")
+    whole = [*groups[:-1], groups[-1][:3]]
+    rest = groups[-1][3:4]
+    if not (head.isdigit() and len(head) <= 3 and head[0] != "0") or rest.isdigit() or rest == "_":
+        raise ValueError("comma that does not part thousands")
+    if not all(len(group) == 3 and group.isdigit() for group in whole):
+        raise ValueError("comma that does not part thousands")
+    return head + "".join(groups)
 
 
 def _finite_number(text: str, suffixes: dict[str, int], *, what: str, example: str) -> float:
@@ -99,11 +116,11 @@ def _finite_number(text: str, suffixes: dict[str, int], *, what: str, example: s
     return value
 
 
-def parse_bytes(text: str, *, what: str) -> int:
-    """Read a size such as ``80GB``, ``79.2GiB``, ``24564MiB`` or a plain byte count; must be positive."""
+def parse_bytes(text: str, *, what: str, maximum: int = PB) -> int:
+    """Read a size such as ``80GB``, ``79.2GiB``, ``24564MiB`` or a plain byte count; positive, at most 1 PB."""
     value = _finite_number(text, _SIZES, what=what, example="80GB, 79.2GiB, 24564MiB")
-    if value < 1:
-        raise UsageError(f"{what} must be positive; given {text[:60]!r}")
+    if not 1 <= value <= maximum:
+        raise UsageError(f"{what} must be positive and at most {maximum / TB:,.0f} TB; given {text[:60]!r}")
     return round(value)
 
 
@@ -129,8 +146,10 @@ def parse_fraction(text: str, *, what: str, low: float = 0.0, high: float = 1.0)
 
 
 def parse_price(text: str, *, what: str) -> float:
-    """Read a price in USD per hour such as ``1.39`` or ``$2``; must be positive."""
-    value = _finite_number(text.strip().removeprefix("$"), {"": 1}, what=what, example="1.39")
-    if value <= 0:
-        raise UsageError(f"{what} must be positive; given {text[:60]!r}")
+    """Read a price in USD per hour such as ``1.39`` or ``$2``: 0.0001 to 1,000,000."""
+    # ``1,390`` is 1.39 to half of the world: no comma is read in a price.
+    bare = text.strip().removeprefix("$").replace(",", "comma")
+    value = _finite_number(bare, {"": 1}, what=what, example="1.39")
+    if not 1e-4 <= value <= 1e6:
+        raise UsageError(f"{what} must be 0.0001 to 1,000,000 USD an hour; given {text[:60]!r}")
     return value

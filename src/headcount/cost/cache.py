@@ -23,20 +23,21 @@ from headcount.units import ceil_div
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from headcount.spec.attention import Mixer
     from headcount.spec.kv_format import KvFormat
     from headcount.spec.model import ModelSpec
 
 
-def mixer_runs(model: ModelSpec) -> Iterator[tuple[Mixer, int]]:
-    """Yield ``(mixer, layers that hold one)`` over distinct mixers, in order of first appearance."""
-    counts: dict[Mixer, int] = {}
-    for layer, times in model.layer_runs():
-        for mixer in layer.mixers:
-            counts[mixer] = counts.get(mixer, 0) + times
-    yield from counts.items()
+def mixer_runs(model: ModelSpec) -> tuple[tuple[Mixer, int], ...]:
+    """Return ``(mixer, layers that hold one)`` over distinct mixers, in order of first appearance."""
+    if "mixer_runs" not in model.memo:
+        counts: dict[Mixer, int] = {}
+        for layer, times in model.layer_runs():
+            for mixer in layer.mixers:
+                counts[mixer] = counts.get(mixer, 0) + times
+        model.memo["mixer_runs"] = tuple(counts.items())
+    runs: tuple[tuple[Mixer, int], ...] = model.memo["mixer_runs"]
+    return runs
 
 
 def conversation_bytes(model: ModelSpec, context: int, kv: KvFormat) -> int:

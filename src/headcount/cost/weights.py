@@ -134,6 +134,14 @@ class RankWeights(Record):
 
 def rank_weights(model: ModelSpec, fmt: WeightFormat, *, tp: int = 1, vocab_multiple: int = 1) -> RankWeights:
     """Return what one of ``tp`` ranks stores. With tp = 1 and vocab_multiple = 1, ``total`` is the whole model."""
+    key = ("rank_weights", fmt, tp, vocab_multiple)
+    if key not in model.memo:
+        model.memo[key] = _count_rank(model, fmt, tp, vocab_multiple)
+    found: RankWeights = model.memo[key]
+    return found
+
+
+def _count_rank(model: ModelSpec, fmt: WeightFormat, tp: int, vocab_multiple: int) -> RankWeights:
 
     def of(weight: Weight, layer: int) -> int:
         return tensor_bytes(model, weight, layer, fmt, tp, vocab_multiple)

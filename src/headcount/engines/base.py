@@ -15,6 +15,8 @@ from headcount.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from headcount.hardware import Accelerator
     from headcount.ledger import Ledger
     from headcount.spec.model import ModelSpec
@@ -102,8 +104,13 @@ class Replica(Record):
     budget: GpuBudget
     kv_bytes_per_conversation_per_gpu: int
     binding: str
-    ledger: Ledger
+    make_ledger: Callable[[], Ledger]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def ledger(self) -> Ledger:
+        """The arithmetic of that GPU. Made when asked for: a search weighs thousands of replicas and explains one."""
+        return self.make_ledger()
 
 
 class Engine(ABC):

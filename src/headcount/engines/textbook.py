@@ -9,7 +9,7 @@ replica, and key/value heads are whole (max(1, K // T) on a rank; a latent is no
 
 from __future__ import annotations
 
-from headcount.cost.cache import conversation_bytes, rank_mixer
+from headcount.cost.cache import conversation_bytes, mixer_runs, rank_mixer
 from headcount.cost.weights import nominal_scale, rank_weights, weight_format
 from headcount.engines.base import (
     Case,
@@ -89,7 +89,7 @@ class Textbook(Engine):
             ),
             kv_bytes_per_conversation_per_gpu=each,
             binding="the weights do not fit" if budget < 0 else "cache memory",
-            ledger=Ledger(
+            make_ledger=lambda: Ledger(
                 name=f"one GPU, layers {start} to {end - 1}",
                 terms=_terms(case, kv, gpu, stage_bytes=stage_bytes, each=each, cut=(start, end)),
             ),
@@ -163,10 +163,7 @@ def _reserved(memory: int, settings: Settings) -> int:
 def _rank_conversation_bytes(model: ModelSpec, context: int, kv: KvFormat, tp: int) -> int:
     if tp == 1:
         return conversation_bytes(model, context, kv)
-    total = 0
-    for layer, times in model.layer_runs():
-        total += times * sum(rank_mixer(mixer, tp).kv_bytes(context, kv) for mixer in layer.mixers)
-    return total
+    return sum(times * rank_mixer(mixer, tp).kv_bytes(context, kv) for mixer, times in mixer_runs(model))
 
 
 def _whole(budget: int, each: int) -> int:

@@ -11,7 +11,7 @@ copies of latent attention. Pages: ``vllm_pages.py``. Reserves: ``vllm_memory.py
 
 from __future__ import annotations
 
-from headcount.cost.weights import RankWeights, nominal_scale, rank_weights, weight_format
+from headcount.cost.weights import nominal_scale, rank_weights, weight_format
 from headcount.engines import vllm_memory
 from headcount.engines.base import Case, Engine, GpuBudget, Layout, Replica, Settings, head_refusal
 from headcount.engines.vllm_cache import cache_setting, rank_layers
@@ -65,8 +65,6 @@ class Vllm(Engine):
     def __init__(self, version: str | None = None) -> None:
         self.version = (version or VERIFIED_VERSION).strip().removeprefix("v")
         self.rules = rules_for(self.version)
-        self._weights: dict[tuple[int, str, int], RankWeights] = {}
-        self._kept: list[ModelSpec] = []
 
     def refusal(self, model: ModelSpec, layout: Layout) -> str | None:
         """What vLLM checks at start: architecture, heads, vocabulary, widths, packed groups, stages."""
@@ -119,7 +117,7 @@ class Vllm(Engine):
             mamba_cache_mode="align" if "align" in self.rules.mamba_modes else "none",
             engine_version=self.version,
         )
-        stages = [self._stage(case, cut, plan) for cut, plan in zip(cuts, plans, strict=True)]
+        stages = self._stages(case, cuts, plans)
         source = _source_tokens(case.model)
         held = plans[0].resident_blocks(case.context, batches_in_flight=2, encoder_tokens=source)
 
@@ -132,45 +130,41 @@ class Vllm(Engine):
             case, kv, worst, held, (hold(lambda s: s.best), hold(lambda s: s.least), hold(lambda s: s.most))
         )
 
-    def _stage(self, case: Case, cut: tuple[int, int], plan: PagePlan) -> Stage:
-        model, tp = case.model, case.layout.tp
+    def _stages(self, case: Case, cuts: list[tuple[int, int]], plans: tuple[PagePlan, ...]) -> list[Stage]:
+        """Every stage's memory. Stages of one length differ in their weights only, so reserves are predicted once."""
+        model, tp, layers = case.model, case.layout.tp, len(case.model.layers)
         fmt = weight_format(model, case.settings.weights)
-        ranks = self._rank_weights(case)
+        ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
         numerator, denominator = nominal_scale(model, fmt)
-        weights = ceil_div(ranks.stage(*cut) * numerator, denominator)
-        share = vllm_memory.absorbed_bytes(model, tp) * (cut[1] - cut[0]) // len(model.layers)
+        absorbed = vllm_memory.absorbed_bytes(model, tp)
         packed = fmt.packing is not None or (fmt.own and model.quantization is not None)
-        extra = vllm_memory.overhead(
-            case,
-            self.rules,
-            last_stage=cut[1] == len(model.layers),
-            stage_layers=cut[1] - cut[0],
-            packed_experts=packed,
-        )
         requested = self.usable_bytes(case.accelerator, case.settings)
-        room = requested - weights - share
-        return Stage(
-            cut=cut,
-            plan=plan,
-            weights=weights,
-            absorbed=share,
-            overhead=extra,
-            requested=requested,
-            best=room - extra.total,
-            least=room - extra.high,
-            most=room - extra.low,
-        )
-
-    def _rank_weights(self, case: Case) -> RankWeights:
-        key = (id(case.model), case.settings.weights, case.layout.tp)
-        if key not in self._weights:
-            fmt = weight_format(case.model, case.settings.weights)
-            self._weights[key] = rank_weights(
-                case.model, fmt, tp=case.layout.tp, vocab_multiple=VOCAB_MULTIPLE
+        reserves: dict[tuple[bool, int], vllm_memory.Overhead] = {}
+        stages = []
+        for (start, end), plan in zip(cuts, plans, strict=True):
+            shape = (end == layers, end - start)
+            if shape not in reserves:
+                reserves[shape] = vllm_memory.overhead(
+                    case, self.rules, last_stage=shape[0], stage_layers=shape[1], packed_experts=packed
+                )
+            extra = reserves[shape]
+            weights = ceil_div(ranks.stage(start, end) * numerator, denominator)
+            share = absorbed * (end - start) // layers
+            room = requested - weights - share
+            stages.append(
+                Stage(
+                    cut=(start, end),
+                    plan=plan,
+                    weights=weights,
+                    absorbed=share,
+                    overhead=extra,
+                    requested=requested,
+                    best=room - extra.total,
+                    least=room - extra.high,
+                    most=room - extra.low,
+                )
             )
-            # The key is an identity: the model must outlive it.
-            self._kept.append(case.model)
-        return self._weights[key]
+        return stages
 
     def _answer(
         self, case: Case, kv: KvFormat, stage: Stage, held: int, counts: tuple[int, int, int]
@@ -204,7 +198,7 @@ class Vllm(Engine):
             budget=budget,
             kv_bytes_per_conversation_per_gpu=held * stage.plan.bytes_per_block,
             binding=binding,
-            ledger=replica_ledger(
+            make_ledger=lambda: replica_ledger(
                 case,
                 stage,
                 budget,

@@ -63,24 +63,26 @@ def inline_config(text: str) -> tuple[dict[str, Any], bool]:
     values = parse_inline(text)
     if "layers" not in values:
         raise UsageError(f"inline model lacks layers; write it like {_EXAMPLE}")
-    heads = values.get("heads") or values.get("kv_heads")
     head_dim, hidden = values.get("head_dim"), values.get("hidden")
+    # kv_heads alone says what is cached only beside head_dim: hidden / kv_heads is not a head's width.
+    heads = values.get("heads") or (values.get("kv_heads") if head_dim is not None else None)
     if heads is None or (head_dim is None and hidden is None):
         raise UsageError(
-            f"inline model needs heads (or kv_heads) and hidden (or head_dim); write it like {_EXAMPLE}"
+            "inline model needs heads and hidden, or kv_heads (or heads) and head_dim; "
+            f"write it like {_EXAMPLE}"
         )
     if hidden is None and head_dim is not None:
         hidden = heads * head_dim
-    known = "ffn" in values and "vocab" in values and "hidden" in values
+    known = all(key in values for key in ("ffn", "vocab", "hidden", "heads"))
     config: dict[str, Any] = {_KEYS[key]: value for key, value in values.items() if key in _KEYS}
     config |= {_FLAGS[key]: bool(value) for key, value in values.items() if key in _FLAGS}
     config |= {"hidden_size": hidden, "num_attention_heads": heads, "torch_dtype": "float16"}
     config.setdefault("intermediate_size", 4 * int(hidden or 0))
     config.setdefault("vocab_size", 1)
     config["max_position_embeddings"] = values.get("context")
+    if ("experts" in values) != ("top_k" in values):
+        raise UsageError("inline model: experts and top_k (experts one token visits) go together")
     if "experts" in values:
-        if "top_k" not in values:
-            raise UsageError("inline model: experts needs top_k, the experts one token visits")
         config["model_type"] = "mixtral"
     else:
         config["model_type"] = "mistral" if "window" in values else "llama"

@@ -92,13 +92,21 @@ class ModelSpec(Record):
         """L, decoder blocks."""
         return len(self.layers)
 
-    def layer_runs(self) -> Iterator[tuple[LayerSpec, int]]:
-        """Yield ``(layer, count)`` over distinct layers, in order of first appearance."""
-        counts: dict[int, list[Any]] = {}
-        for layer in self.layers:
-            counts.setdefault(id(layer), [layer, 0])[1] += 1
-        for layer, count in counts.values():
-            yield layer, count
+    @property
+    def memo(self) -> dict[object, Any]:
+        """Values derived from this spec that are asked for again and again; the spec is frozen, so they stay true."""
+        memo: dict[object, Any] = self.__dict__.setdefault("_memo", {})
+        return memo
+
+    def layer_runs(self) -> tuple[tuple[LayerSpec, int], ...]:
+        """Return ``(layer, count)`` over distinct layers, in order of first appearance."""
+        if "layer_runs" not in self.memo:
+            counts: dict[int, list[Any]] = {}
+            for layer in self.layers:
+                counts.setdefault(id(layer), [layer, 0])[1] += 1
+            self.memo["layer_runs"] = tuple((layer, count) for layer, count in counts.values())
+        runs: tuple[tuple[LayerSpec, int], ...] = self.memo["layer_runs"]
+        return runs
 
     def all_weights(self) -> Iterator[tuple[Weight, int]]:
         """Yield ``(weight, times)`` for every tensor of decoder, encoder and outside."""

@@ -185,8 +185,9 @@ def read_quantization(config: dict[str, Any]) -> Quantization | None:
 
     Raises UnsupportedModelError naming a method that is not known, ModelFileError for a value that makes no sense.
     """
-    raw = config.get("quantization_config") or config.get("compression_config")
-    if raw is None:
+    raw = config.get("quantization_config")
+    raw = config.get("compression_config") if raw is None or raw == {} else raw
+    if raw is None or raw == {}:
         return None
     if not isinstance(raw, dict):
         raise ModelFileError(f"quantization_config must be an object, not {type(raw).__name__}")

@@ -12,6 +12,7 @@ import json
 import os
 
 from headcount.errors import ModelFileError, UnsupportedModelError, UsageError
+from headcount.spec.checkpoint import file_size, read_start
 from headcount.spec.huggingface.keys import Keys
 from headcount.spec.huggingface.registry import RENAMED, builder
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 # The largest config.json in public use is below 1 MB; a bigger one is not a config.
 MAX_CONFIG_BYTES = 8 * 2**20
+# Objects, lists and keys cost up to a hundred bytes each; mixed-precision lists of every expert have some 10**5.
+MAX_CONFIG_ENTRIES = 500_000
+# thinker_config.text_config of an omni model is two deep.
+MAX_WRAPPERS = 8
 _HERE = os.path.dirname(__file__)
 _DTYPES = {
     "bfloat16": "bf16",
@@ -38,19 +43,17 @@ _DTYPES = {
 
 def read_config_file(path: str) -> dict[str, Any]:
     """Read a JSON object from ``path``; ModelFileError when it is missing, too large, broken or holds NaN."""
-    try:
-        size = os.path.getsize(path)
-        if size > MAX_CONFIG_BYTES:
-            raise ModelFileError(f"{path}: {size:,} bytes is no config.json (at most {MAX_CONFIG_BYTES:,})")
-        with open(path, "rb") as file:
-            raw = file.read(MAX_CONFIG_BYTES + 1)
-    except OSError as error:
-        raise ModelFileError(f"{path}: {error.strerror or error}") from None
-    return parse_config(raw, path)
+    # A pipe would block for ever and a device has no end: only regular files are opened.
+    size = file_size(path)
+    if size > MAX_CONFIG_BYTES:
+        raise ModelFileError(f"{path}: {size:,} bytes is no config.json (at most {MAX_CONFIG_BYTES:,})")
+    return parse_config(read_start(path, MAX_CONFIG_BYTES), path)
 
 
 def parse_config(raw: bytes, path: str) -> dict[str, Any]:
     """Parse config bytes; deep nesting, NaN, Infinity and anything but an object are refused."""
+    if sum(raw.count(sign) for sign in (b"{", b"[", b":")) > MAX_CONFIG_ENTRIES:
+        raise ModelFileError(f"{path}: more than {MAX_CONFIG_ENTRIES:,} entries is no config.json")
     try:
         config = json.loads(raw, parse_constant=_refuse_constant)
     except RecursionError:
@@ -72,16 +75,22 @@ def _data(name: str) -> dict[str, Any]:
     return data
 
 
-def language_model(config: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[str, ...]]:
+def language_model(config: dict[str, Any], *, depth: int = 0) -> tuple[dict[str, Any], str, tuple[str, ...]]:
     """Return the language model's config, its model type, and notes on what was left out.
 
     A multimodal config nests it under ``text_config`` (or ``llm_config``, ``thinker_config.text_config``, ...); keys
     that older files keep at the top (dtype, quantisation, tie flag) are carried down.
     """
+    if depth > MAX_WRAPPERS:
+        raise ModelFileError(f"config: language models nested more than {MAX_WRAPPERS} deep")
     model_type = _model_type(config)
     wrapped = _nested(config, model_type)
     if wrapped is None:
-        return config, RENAMED.get(model_type, model_type), ()
+        # Some older multimodal configs keep the language model's keys at the top, beside the encoders' objects.
+        left_out = isinstance(config.get("vision_config"), dict) or isinstance(
+            config.get("audio_config"), dict
+        )
+        return config, RENAMED.get(model_type, model_type), (_left_out(model_type),) if left_out else ()
     inner, default_type = wrapped
     inner_type = inner.get("model_type")
     found = inner_type if isinstance(inner_type, str) and inner_type else default_type
@@ -92,9 +101,12 @@ def language_model(config: dict[str, Any]) -> tuple[dict[str, Any], str, tuple[s
     }
     # Deeper nesting (an omni model's thinker) is unwrapped again.
     merged: dict[str, Any] = {**inner, **carried, "model_type": found}
-    text, text_type, notes = language_model(merged)
-    note = f"the language model of {model_type!r} is counted; its vision or audio encoder is not"
-    return text, text_type, (note, *notes)
+    text, text_type, notes = language_model(merged, depth=depth + 1)
+    return text, text_type, (_left_out(model_type), *notes)
+
+
+def _left_out(model_type: str) -> str:
+    return f"the language model of {model_type!r} is counted; its vision or audio encoder is not"
 
 
 def _nested(config: dict[str, Any], model_type: str) -> tuple[dict[str, Any], str] | None:
@@ -104,6 +116,8 @@ def _nested(config: dict[str, Any], model_type: str) -> tuple[dict[str, Any], st
         inner: Any = config
         for step in path.split("."):
             inner = inner.get(step) if isinstance(inner, dict) else None
+            if inner is not None and not isinstance(inner, dict):
+                raise ModelFileError(f"config key {step} must be an object; given {str(inner)[:40]!r}")
         if isinstance(inner, dict):
             default = known[1].removeprefix("auto:") if known else ""
             return inner, default
@@ -114,6 +128,8 @@ def _model_type(config: dict[str, Any]) -> str:
     model_type = config.get("model_type")
     if isinstance(model_type, str) and model_type:
         return model_type
+    if model_type is not None and model_type != "":
+        raise ModelFileError(f"config key model_type must be text; given {str(model_type)[:40]!r}")
     architectures = config.get("architectures")
     if isinstance(architectures, list) and architectures and isinstance(architectures[0], str):
         known = _data("architectures.json")["architectures"].get(architectures[0])

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 # T5's relative positions have no end; it was trained on sources of 512 tokens (arXiv 1910.10683).
 T5_SOURCE_POSITIONS = 512
+_ACTIVATIONS = ("relu", "gelu", "gelu_new", "gelu_pytorch_tanh", "silu", "swish", "tanh")
 
 
 class Blueprint(Record):
@@ -225,9 +226,9 @@ def whisper(keys: Keys) -> ModelSpec:
 def t5_is_gated(keys: Keys) -> bool:
     """``feed_forward_proj``: ``relu`` has two matrices, ``gated-gelu`` three."""
     words = keys.text("feed_forward_proj", "relu").split("-")
-    if len(words) > 2 or (len(words) == 2 and words[0] != "gated"):
+    if len(words) > 2 or words[-1] not in _ACTIVATIONS or (len(words) == 2 and words[0] != "gated"):
         raise ModelFileError(
-            "config key feed_forward_proj must be ACTIVATION or gated-ACTIVATION; "
+            f"config key feed_forward_proj must be X or gated-X, X one of {', '.join(_ACTIVATIONS)}; "
             f"given {'-'.join(words)[:40]!r}"
         )
     return words[0] == "gated"

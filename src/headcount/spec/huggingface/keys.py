@@ -145,7 +145,7 @@ class Keys:
             if override > query_heads or query_heads % override:
                 raise UsageError(
                     f"--kv-heads {override}: {query_heads} query heads must be a multiple of it; "
-                    f"allowed: {', '.join(map(str, divisors(query_heads)))}"
+                    f"allowed: {', '.join(map(str, divisors(query_heads)[:16]))}"
                 )
             return override
         heads = self.integer(*(names or ("num_key_value_heads",)), default=default or query_heads)
@@ -166,7 +166,10 @@ class Keys:
 
 def divisors(number: int) -> list[int]:
     """All divisors of ``number``, ascending."""
-    return [d for d in range(1, number + 1) if number % d == 0]
+    from math import isqrt
+
+    small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
 
 
 def first_stated(values: Iterable[int | None]) -> int | None:
@@ -182,4 +185,7 @@ def _reach(source: dict[str, Any], name: str) -> tuple[bool, Any]:
         inner = source.get(head)
         if isinstance(inner, dict):
             return _reach(inner, rest)
+        if inner is not None:
+            # Passing over it would answer with class defaults: a plausible, wrong model.
+            raise ModelFileError(f"config key {head} must be an object; given {str(inner)[:40]!r}")
     return False, None

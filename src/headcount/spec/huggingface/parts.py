@@ -90,6 +90,9 @@ def mixer(shape: HeadShape, kind: str, *, window: int = 0, chunk: int = 0) -> Mi
         "head_dim": shape.d,
         "v_head_dim": shape.dv,
     }
+    if (kind == "sliding" and not window) or (kind == "chunked" and not chunk):
+        key = "sliding_window" if kind == "sliding" else "attention_chunk_size"
+        raise ModelFileError(f"config has {kind} layers and no {key}: how much they keep is not known")
     if kind == "full":
         return FullAttention(**heads)
     if kind == "sliding":

@@ -39,9 +39,9 @@ def state_dtype_bytes(keys: Keys) -> int | None:
     Read from ``mamba_ssm_cache_dtype`` (Nemotron-H) or ``mamba_ssm_dtype`` (Qwen3.5).
     """
     for name in ("mamba_ssm_cache_dtype", "mamba_ssm_dtype"):
-        word = keys.text(name)
-        if not word:
+        if keys.value(name) is None:
             continue
+        word = keys.text(name)
         plain = word.removeprefix("torch.")
         if plain not in _STATE_DTYPES:
             raise ModelFileError(
