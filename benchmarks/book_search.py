@@ -103,8 +103,8 @@ def main() -> int:
             seconds = [each for each, _ in runs]
             enough, fast = considered >= LAYOUTS, median(seconds) < BUDGET_SECONDS
             verdict = "holds" if fast else "EXCEEDED"
-            # Fewer layers than 64 make fewer shapes: such a row is information, not the check.
             held = held and fast
+            # A model of fewer than 64 layers makes fewer shapes.
             words = f"< {BUDGET_SECONDS:g} s: {verdict}" + ("" if enough else f" (fewer than {LAYOUTS:,})")
             print(
                 f"{model:<18}{name:<10}{considered:>11,}{planned:>9,}{median(seconds):>10.3f}"

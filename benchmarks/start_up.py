@@ -33,7 +33,7 @@ print(posix.wait4(pid, 0)[2].ru_maxrss)
 
 
 class Row(NamedTuple):
-    """One command: what is shown, what is run, and the most it may cost (None: no budget, a peer)."""
+    """One command: what is shown, what is run, and the most it may cost (None: no budget is set)."""
 
     label: str
     argv: tuple[str, ...]
@@ -56,16 +56,18 @@ def script(name: str) -> str:
 
 def rows() -> list[Row]:
     fit = (script("headcount"), "fit", "mistral-7b", *CARD, "--context", "4096")
-    book = (script("headcount"), "book", "llama-2-7b", *CARD, "--users", "200", "--context", "2048", "--json")
-    show = (script("headcount"), "show", "deepseek-v3", "--json")
+    book = (script("headcount"), "book", "llama-2-7b", *CARD, "--users", "200", "--context", "2048")
+    show = (script("headcount"), "show", "deepseek-v3")
     kvfit = (script("kvfit"), "mistralai/Mistral-7B-v0.1", "--hardware", "custom:80", "--context", "4096")
     hf_mem = (script("hf-mem"), "--model-id", "mistralai/Mistral-7B-v0.1", "--experimental")
     return [
         Row("python -c pass", (sys.executable, "-c", "pass")),
         Row("headcount fit --json", (*fit, "--json"), JSON_BUDGET),
         Row("headcount fit (table)", fit, TABLE_BUDGET),
-        Row("headcount book --json", book, TABLE_BUDGET),
-        Row("headcount show --json", show, TABLE_BUDGET),
+        Row("headcount book --json", (*book, "--json")),
+        Row("headcount book (table)", book, TABLE_BUDGET),
+        Row("headcount show --json", (*show, "--json")),
+        Row("headcount show (table)", show, TABLE_BUDGET),
         Row("kvfit --help", (script("kvfit"), "--help"), peer=True),
         Row("kvfit MODEL --json", (*kvfit, "--json"), peer=True),
         Row("hf-mem --help", (script("hf-mem"), "--help"), peer=True),

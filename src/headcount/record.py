@@ -75,7 +75,9 @@ class Record:
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with ``changes`` applied; unknown names raise TypeError."""
-        return type(self)(**{**self.as_dict(), **changes})
+        # Not ``as_dict``: a subclass may give that another meaning (a ledger's JSON tree).
+        own = {name: self.__dict__[name] for name in self._fields}
+        return type(self)(**{**own, **changes})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields in order as a new dictionary (values are not copied)."""

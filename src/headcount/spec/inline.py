@@ -68,7 +68,7 @@ def inline_config(text: str) -> tuple[dict[str, Any], bool]:
     heads = values.get("heads") or (values.get("kv_heads") if head_dim is not None else None)
     if heads is None or (head_dim is None and hidden is None):
         raise UsageError(
-            "inline model needs heads and hidden, or kv_heads (or heads) and head_dim; "
+            "inline model needs heads and hidden (or head_dim), or kv_heads and head_dim; "
             f"write it like {_EXAMPLE}"
         )
     if hidden is None and head_dim is not None:

@@ -144,40 +144,13 @@ class Quantization(Record):
 
 
 def matches(name: str, entries: tuple[str, ...]) -> bool:
-    """Whether a module ``name`` is named by an ignore list.
-
-    An entry is a module path or a run of its parts (``lm_head``, ``mlp.gate``, ``model.layers.0``), a ``re:``
-    pattern matched from the start, or a wildcard pattern. Multimodal checkpoints put ``language_model`` into the
-    path; both spellings are tried.
-    """
+    """Whether a module ``name`` is named by a list of the config; see ``module_names.matches``."""
     if not entries:
         return False
-    import re
-    from fnmatch import translate
+    # Only models with such a list pay for the import (and for ``re``).
+    from headcount.spec import module_names
 
-    spellings = [name]
-    if name.startswith("model."):
-        spellings += [name.replace("model.", "model.language_model.", 1), "language_model." + name, name[6:]]
-    runs: set[str] = set()
-    for spelling in spellings:
-        parts = spelling.split(".")
-        runs.update(".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
-    for entry in entries:
-        if entry.startswith("re:"):
-            try:
-                if any(re.match(entry[3:], spelling) for spelling in spellings):
-                    return True
-            except re.error:
-                raise ModelFileError(
-                    f"quantization_config: {entry[:60]!r} is not a regular expression"
-                ) from None
-        elif "*" in entry or "?" in entry:
-            pattern = re.compile(translate(entry))
-            if any(pattern.match(run) for run in runs):
-                return True
-        elif entry.removesuffix(".") in runs:
-            return True
-    return False
+    return module_names.matches(name, entries)
 
 
 def read_quantization(config: dict[str, Any]) -> Quantization | None:
@@ -242,8 +215,14 @@ def _names(raw: dict[str, Any], *keys: str) -> tuple[str, ...]:
     found: list[str] = []
     for key in keys:
         value = raw.get(key)
-        if isinstance(value, list):
-            found += [entry for entry in value if isinstance(entry, str)]
+        if value is None:
+            continue
+        # A list that is passed over would pack what the file holds in 16 bits.
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise ModelFileError(
+                f"quantization_config: {key} must be a list of module names; given {str(value)[:40]!r}"
+            )
+        found += value
     return tuple(found)
 
 
@@ -283,7 +262,11 @@ def _number(raw: dict[str, Any], key: str, default: int, *, low: int, high: int)
 
 def _read_fp8(raw: dict[str, Any], method: str) -> Quantization:
     block = raw.get("weight_block_size")
-    if isinstance(block, list) and len(block) == 2:
+    if block is not None:
+        if not isinstance(block, list) or len(block) != 2:
+            raise ModelFileError(
+                f"quantization_config: weight_block_size must be two whole numbers; given {str(block)[:40]!r}"
+            )
         rows, columns = (
             _number({"weight_block_size": b}, "weight_block_size", 128, low=1, high=65536) for b in block
         )

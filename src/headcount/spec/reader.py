@@ -31,14 +31,29 @@ def read_model(text: str, *, kv_heads: int | None = None, nominal_parameters: in
             "MODEL is empty; give a catalogue name, a path, a Hugging Face id or layers=...,hidden=..."
         )
     spec = _read(text.strip(), overrides)
-    return spec.replace(nominal_parameters=nominal_parameters) if nominal_parameters else spec
+    if not nominal_parameters:
+        return spec
+    _check_nominal(spec, nominal_parameters)
+    return spec.replace(nominal_parameters=nominal_parameters)
+
+
+def _check_nominal(spec: ModelSpec, nominal: int) -> None:
+    """Refuse ``--params 7`` for seven billion: an advertised count is rounded, it is not another order of magnitude."""
+    exact = spec.parameters
+    # Where the widths are not all given, the count is a sketch, good enough for the lower side only.
+    if 10 * nominal < exact or (spec.parameters_known and nominal > 10 * exact):
+        about = "" if spec.parameters_known else "about "
+        raise UsageError(
+            f"--params {nominal:,} is another order of magnitude: the model described has {about}{exact:,}; "
+            "write 7e9 or 7b for seven billion"
+        )
 
 
 def _read(text: str, overrides: dict[str, int]) -> ModelSpec:
     from headcount.spec.inline import is_inline, read_inline
 
     path = os.path.expanduser(text)
-    if os.path.exists(path):
+    if os.path.lexists(path):
         return read_path(path, overrides)
     if is_inline(text):
         return read_inline(text, overrides)
@@ -176,8 +191,24 @@ def _read_gguf(path: str, overrides: dict[str, int] | None) -> ModelSpec:
 
 
 def with_checkpoint(spec: ModelSpec, checkpoint: Checkpoint, overrides: dict[str, int] | None) -> ModelSpec:
-    """Attach exact tensor bytes; a what-if on the heads makes another model, whose bytes no file holds."""
+    """Attach exact tensor bytes; a what-if on the heads makes another model, whose bytes no file holds.
+
+    Raises ModelFileError when the tensors are an adapter or a projector beside the config of a whole model.
+    """
     if overrides:
         note = "the file's exact bytes are for the heads it holds; with --kv-heads the weights are computed"
         return spec.replace(notes=(*spec.notes, note))
+    stored = sum(tensor.elements for tensor in checkpoint.tensors)
+    # Two bits a weight, sixteen of them in one int32, leave 1/16 of the count: less is not this model.
+    if 20 * stored < spec.parameters:
+        raise ModelFileError(
+            f"{checkpoint.path}: its tensors hold {stored:,} numbers, its config describes a model of "
+            f"{spec.parameters:,} parameters: an adapter, or a part of the model"
+        )
+    if spec.quantization is None and stored < spec.parameters:
+        note = (
+            f"the file's tensors hold {stored:,} numbers, fewer than the {spec.parameters:,} parameters that its "
+            "config describes: packed in a way the config does not say, or incomplete; the file's bytes are used"
+        )
+        spec = spec.replace(notes=(*spec.notes, note))
     return spec.replace(checkpoint=checkpoint)

@@ -12,7 +12,6 @@ import json
 import os
 
 from headcount.errors import ModelFileError, UnsupportedModelError, UsageError
-from headcount.spec.checkpoint import file_size, read_start
 from headcount.spec.huggingface.keys import Keys
 from headcount.spec.huggingface.registry import RENAMED, builder
 
@@ -43,6 +42,8 @@ _DTYPES = {
 
 def read_config_file(path: str) -> dict[str, Any]:
     """Read a JSON object from ``path``; ModelFileError when it is missing, too large, broken or holds NaN."""
+    from headcount.spec.checkpoint import file_size, read_start
+
     # A pipe would block for ever and a device has no end: only regular files are opened.
     size = file_size(path)
     if size > MAX_CONFIG_BYTES:
@@ -172,7 +173,7 @@ def spec_from_config(
         source=source,
         dtype=stored_dtype(text),
         quantization=read_quantization(text),
-        notes=(*notes, *keys.notes),
+        notes=tuple(dict.fromkeys((*notes, *keys.notes))),
         config=text,
     )
 
