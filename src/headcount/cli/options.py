@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from headcount.spec.model import ModelSpec
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Help at a fixed width. argparse would import shutil (and bz2, lzma, zlib: 2 ms) to ask the terminal's."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=80)
+
+
 class Parser(argparse.ArgumentParser):
     """argparse with our error law: one line, nearest match, exit 2. Options are never abbreviated."""
 
@@ -26,7 +33,7 @@ class Parser(argparse.ArgumentParser):
             description=description,
             epilog=epilog,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
         )
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
