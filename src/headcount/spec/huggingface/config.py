@@ -168,12 +168,14 @@ def spec_from_config(
         raise UsageError(
             f"--kv-heads does not apply to model type {model_type!r}: it keeps no key/value heads to change"
         )
+    quantization = read_quantization(text)
+    packing_notes = quantization.notes if quantization is not None else ()
     return spec.replace(
         name=name,
         source=source,
         dtype=stored_dtype(text),
-        quantization=read_quantization(text),
-        notes=tuple(dict.fromkeys((*notes, *keys.notes))),
+        quantization=quantization,
+        notes=tuple(dict.fromkeys((*notes, *keys.notes, *packing_notes))),
         config=text,
     )
 
