@@ -119,6 +119,9 @@ def _finite_number(text: str, suffixes: dict[str, int], *, what: str, example: s
 def parse_bytes(text: str, *, what: str, maximum: int = PB) -> int:
     """Read a size such as ``80GB``, ``79.2GiB``, ``24564MiB`` or a plain byte count; positive, at most 1 PB."""
     value = _finite_number(text, _SIZES, what=what, example="80GB, 79.2GiB, 24564MiB")
+    if 1 <= value < MIB and text.strip()[-1:].isdigit():
+        # ``--memory 80`` means gigabytes to everyone but a computer.
+        raise UsageError(f"{what} {text[:60]!r} has no unit; write it like 80GB, 79.2GiB, 24564MiB")
     if not 1 <= value <= maximum:
         raise UsageError(f"{what} must be positive and at most {maximum / TB:,.0f} TB; given {text[:60]!r}")
     return round(value)

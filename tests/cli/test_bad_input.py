@@ -50,6 +50,7 @@ def refused(command: str) -> str:
         (f"fit {BASE} --reserve 2", "--reserve must be 0 to 0.99"),
         (f"fit {BASE} --utilization -1", "--utilization must be"),
         (f"fit {BASE} --reserve 0.1 --utilization 0.9", "say the same thing"),
+        (f"fit {BASE} --memory 80", "has no unit"),
         (f"fit {BASE} --memory 80XB", "--memory '80XB'"),
         (f"fit {BASE} --params -7e9", "--params must be"),
         (f"fit {BASE} --kv-heads 5", "32 query heads must be a multiple"),
@@ -162,3 +163,10 @@ def test_version_and_help() -> None:
     assert "book" in run("--help").stdout
     for command in ("fit", "book", "show", "models", "gpus", "completion"):
         assert "--" in run(f"{command} --help").stdout
+
+
+def test_too_many_users_are_said_to_be_short() -> None:
+    done = run("fit llama-2-7b --gpu a100-80gb --context 2048 --users 100 --engine textbook")
+    # 80 GB less 13.5 GB of weights hold 61 conversations of 1 GiB.
+    assert "61 for 100 users, 39 short" in done.stdout
+    assert done.stdout.startswith("61 conversations on 1 x")

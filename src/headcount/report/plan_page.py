@@ -46,7 +46,7 @@ def _title(page: Page, plan: Plan) -> None:
     how = f"{replicas}, {engine}, {weights} weights, {kv} KV"
     if plan.question == "book":
         page.pair(f"Book {layout.gpus:,} x {card}", how)
-    elif plan.users is not None:
+    elif plan.users is not None and plan.conversations >= plan.users:
         page.pair(f"{plan.context:,} tokens each for {plan.users:,} users on {layout.gpus:,} x {card}", how)
     else:
         page.pair(f"{plan.conversations:,} conversations on {layout.gpus:,} x {card}", how)
@@ -92,7 +92,7 @@ def _capacity(page: Page, plan: Plan) -> None:
     if plan.layout.dp > 1 or plan.users is not None:
         text = f"{plan.conversations:,}"
         if plan.users is not None:
-            text += f" for {plan.users:,} users, {plan.conversations - plan.users:,} over"
+            text += f" for {plan.users:,} users, {_difference(plan.conversations - plan.users)}"
         if plan.spare_replicas:
             text += f" ({plan.spare_replicas} replica{'s' if plan.spare_replicas > 1 else ''} may fail)"
         page.line(f"  {'together':<{_LABEL - 2}}{text}")
@@ -107,6 +107,10 @@ def _capacity(page: Page, plan: Plan) -> None:
             hanging=_LABEL,
             label="costs",
         )
+
+
+def _difference(spare: int) -> str:
+    return f"{spare:,} over" if spare >= 0 else f"{-spare:,} short"
 
 
 def _why_not_fewer(page: Page, plan: Plan) -> None:
