@@ -170,3 +170,10 @@ def test_too_many_users_are_said_to_be_short() -> None:
     # 80 GB less 13.5 GB of weights hold 61 conversations of 1 GiB.
     assert "61 for 100 users, 39 short" in done.stdout
     assert done.stdout.startswith("61 conversations on 1 x")
+
+
+def test_a_closed_standard_output_is_an_error() -> None:
+    command = f"{sys.executable} -m headcount fit {BASE} >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "standard output is closed" in done.stderr

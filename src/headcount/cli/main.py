@@ -61,6 +61,8 @@ def dispatch(argv: list[str]) -> int:
 def run() -> None:
     """Entry point: exit 0, or 2 with one line on stderr; a closed pipe is not an error."""
     try:
+        if sys.stdout is None:
+            raise UsageError("standard output is closed; there is nowhere to write the answer")
         code = dispatch(sys.argv[1:])
         sys.stdout.flush()
     except HeadcountError as error:
