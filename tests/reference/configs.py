@@ -33,6 +33,7 @@ NEEDED = {
 
 # Flags that are not drawn.
 FIXED_FLAGS = {
+    ("dbrx", "tie_word_embeddings"): "the class refuses true",
     ("mpt", "no_bias"): "the class ignores it; headcount refuses false by name",
     ("mpt", "learned_pos_emb"): "the class ignores it: the released models use ALiBi",
     ("mt5", "tie_word_embeddings"): "the class ties whatever the config says; see test_untied_t5",
@@ -41,7 +42,7 @@ FIXED_FLAGS = {
     (
         "zamba2",
         "tie_word_embeddings",
-    ): "untied, the class also unties its shared blocks; released models share them",
+    ): "untied, the class unties its shared blocks too; released models do not",
     ("mt5", "is_gated_act"): "computed from feed_forward_proj",
     ("t5", "is_gated_act"): "computed from feed_forward_proj",
     ("umt5", "is_gated_act"): "computed from feed_forward_proj",
@@ -58,11 +59,17 @@ class Draw:
     """One random model: the sizes that several keys share, and the generator that the others come from."""
 
     def __init__(self, model_type: str, seed: int) -> None:
-        self.rng = random.Random(f"{model_type}/{seed}")
+        self.name = f"{model_type}/{seed}"
+        self.rng = random.Random(self.name)
         self.heads = self.rng.choice((4, 8))
         self.head_dim = self.rng.choice((8, 16, 32))
         self.hidden = self.heads * self.head_dim
         self.layers = self.rng.randint(2, 7)
+
+    def start(self, key: str) -> Draw:
+        """Give ``key`` a generator of its own: a new key elsewhere does not change what this one draws."""
+        self.rng = random.Random(f"{self.name}/{key}")
+        return self
 
     def one(self, *values: Any) -> Any:
         return self.rng.choice(values)
@@ -227,8 +234,11 @@ def _jamba(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
 
 def _gemma3n(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
     width, layers = draw.width(), 10
+    period = draw.one(3, 5)
+    kinds = ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(layers)]
     return {
         "num_hidden_layers": layers,
+        "layer_types": kinds,
         "intermediate_size": [width] * layers,
         "num_kv_shared_layers": draw.one(2, 4),
         "activation_sparsity_pattern": [0.0] * layers,
@@ -281,6 +291,21 @@ def _gpt_neo(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
     return {"attention_types": types, "num_layers": 2 * halves + rest}
 
 
+def _helium(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
+    """The output projection is D x D whatever the heads say."""
+    return {"head_dim": draw.hidden // draw.heads}
+
+
+def _mimo(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
+    """Sliding layers have twice the key/value heads."""
+    return {"num_key_value_heads": draw.one(1, 2, draw.heads // 2)}
+
+
+def _internlm3(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
+    """The class refuses two different bias flags."""
+    return {"qkv_bias": keys["bias"]} if "bias" in keys else {}
+
+
 def _recurrent_gemma(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
     return {"num_hidden_layers": draw.rng.randint(3, 7)}
 
@@ -299,6 +324,9 @@ SHAPES: dict[str, Callable[[Draw, dict[str, Any]], dict[str, Any]]] = {
     "jamba": _jamba,
     "lfm2_moe": _lfm2_moe,
     "mamba2": _mamba2("num_heads", "head_dim"),
+    "helium": _helium,
+    "internlm3": _internlm3,
+    "mimo_v2_flash": _mimo,
     "mllama_text_model": _mllama,
     "nemotron_h": _nemotron_h,
     "recurrent_gemma": _recurrent_gemma,
@@ -323,15 +351,24 @@ def random_keys(model_type: str, seed: int) -> dict[str, Any]:
     with quiet():
         known = reference_config(model_type, NEEDED.get(model_type, {})).to_dict()
     keys = {
-        key: RULES[key](draw) for key in sorted(known) if key in RULES and (model_type, key) not in FIXED_KEYS
+        key: RULES[key](draw.start(key))
+        for key in sorted(known)
+        if key in RULES and (model_type, key) not in FIXED_KEYS
     }
+    # Many classes read a head width that they do not declare.
+    if (
+        "head_dim" not in known
+        and (model_type, "head_dim") not in FIXED_KEYS
+        and draw.start("head").one(0, 0, 1)
+    ):
+        keys["head_dim"] = draw.one(8, 16, 24)
     flags = _size_flags().get(model_type, set()) | {"tie_word_embeddings"}
     for flag in sorted(flags & set(known)):
         if (model_type, flag) not in FIXED_FLAGS:
-            keys[flag] = draw.one(True, False)
-    if isinstance(known.get("layer_types"), list) and draw.one(True, False):
+            keys[flag] = draw.start(flag).one(True, False)
+    if isinstance(known.get("layer_types"), list) and draw.start("layer_types").one(True, False):
         kinds = sorted(set(known["layer_types"]))
         keys["layer_types"] = [draw.one(*kinds) for _ in range(draw.layers)]
     if model_type in SHAPES:
-        keys.update(SHAPES[model_type](draw, keys))
+        keys.update(SHAPES[model_type](draw.start("shape"), keys))
     return keys
