@@ -16,7 +16,7 @@ from typing import Any
 
 from headcount.spec import huggingface
 
-from .models import quiet, reference_config
+from .models import config_class, quiet, reference_config
 
 # Class defaults that transformers itself cannot build, and what has to be stated to build them.
 NEEDED = {
@@ -52,6 +52,8 @@ FIXED_FLAGS = {
 FIXED_KEYS = {
     ("gpt_bigcode", "num_key_value_heads"): "computed from multi_query",
     ("kimi_linear", "head_dim"): "computed from qk_rope_head_dim",
+    ("falcon", "head_dim"): "computed from hidden_size; the class refuses it",
+    ("olmoe", "head_dim"): "the norms of queries and keys are D / N wide whatever it says",
 }
 
 
@@ -355,12 +357,9 @@ def random_keys(model_type: str, seed: int) -> dict[str, Any]:
         for key in sorted(known)
         if key in RULES and (model_type, key) not in FIXED_KEYS
     }
-    # Many classes read a head width that they do not declare.
-    if (
-        "head_dim" not in known
-        and (model_type, "head_dim") not in FIXED_KEYS
-        and draw.start("head").one(0, 0, 1)
-    ):
+    # Many classes read a head width that they do not declare; where it is another key's name it is not a size of its own.
+    declared = "head_dim" in known or "head_dim" in config_class(model_type).attribute_map
+    if not declared and (model_type, "head_dim") not in FIXED_KEYS and draw.start("head_dim").one(False, False, True):
         keys["head_dim"] = draw.one(8, 16, 24)
     flags = _size_flags().get(model_type, set()) | {"tie_word_embeddings"}
     for flag in sorted(flags & set(known)):

@@ -68,7 +68,9 @@ def read_hub(repo_id: str, overrides: dict[str, int] | None) -> ModelSpec:
         metadata={},
         files=tuple(metadata.files_metadata),
     )
-    return spec.replace(checkpoint=checkpoint)
+    from headcount.spec.reader import with_checkpoint
+
+    return with_checkpoint(spec, checkpoint, None)
 
 
 def _require_reachable(endpoint: str, repo_id: str) -> None:

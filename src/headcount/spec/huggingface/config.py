@@ -27,6 +27,17 @@ MAX_CONFIG_BYTES = 8 * 2**20
 MAX_CONFIG_ENTRIES = 500_000
 # thinker_config.text_config of an omni model is two deep.
 MAX_WRAPPERS = 8
+# The names of D and L in the supported classes, beside the aliases that a class itself declares.
+_SIZES = (
+    "hidden_size",
+    "d_model",
+    "n_embd",
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "decoder_layers",
+)
 _HERE = os.path.dirname(__file__)
 _DTYPES = {
     "bfloat16": "bf16",
@@ -153,6 +164,8 @@ def spec_from_config(
     from headcount.spec.quantization import read_quantization
 
     text, model_type, notes = language_model(config)
+    # Found by its architecture, the type is written where the rules of the type are looked up.
+    text = text if text.get("model_type") else {**text, "model_type": model_type}
     build = builder(model_type)
     known = _data("defaults.json")["model_types"].get(model_type, {"defaults": {}, "attribute_map": {}})
     keys = Keys(
@@ -163,6 +176,10 @@ def spec_from_config(
         overrides=overrides,
     )
     spec = build(keys)
+    if not any(keys.stated(name) for name in _SIZES):
+        keys.notes.append(
+            f"the config states neither a width nor a number of layers: the class defaults of {model_type!r} are counted"
+        )
     unused = set(keys.overrides) - keys.used_overrides
     if unused:
         raise UsageError(

@@ -87,7 +87,7 @@ def _apertus_extra(keys: Keys, shape: HeadShape) -> tuple[Weight, ...]:
 
 
 _BIAS = "attention_bias"
-_QWEN2 = Style(qkv_bias=True, ignores_head_dim=True, kinds=after_max_window_layers)
+_QWEN2 = Style(qkv_bias=True, kinds=after_max_window_layers)
 _GEMMA = Style(qkv_bias=_BIAS, o_bias=_BIAS, head_dim=256)
 _LLAMA = Style(qkv_bias=_BIAS, o_bias=_BIAS, ffn_bias="mlp_bias")
 _OLMO2_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -98,23 +98,23 @@ STYLES: dict[str, Style] = {
     "ministral": Style(kinds=_ministral_kinds),
     "ministral3": Style(kinds=all_sliding),
     "qwen2": _QWEN2,
-    "qwen2_vl_text": _QWEN2,
-    "qwen2_5_vl_text": _QWEN2,
+    "qwen2_vl_text": _QWEN2.replace(ignores_head_dim=True),
+    "qwen2_5_vl_text": _QWEN2.replace(ignores_head_dim=True),
     "qwen2_5_omni_text": _QWEN2,
     "qwen3": Style(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", head_dim=128, kinds=after_max_window_layers),
     "qwen3_vl_text": Style(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head", head_dim=128),
     "seed_oss": Style(qkv_bias=_BIAS, o_bias="attention_out_bias", ffn_bias="mlp_bias"),
-    "smollm3": _LLAMA.replace(ignores_head_dim=True, kinds=_smollm3_kinds),
+    "smollm3": _LLAMA.replace(kinds=_smollm3_kinds),
     "ernie4_5": Style(qkv_bias="use_bias", o_bias="use_bias", ffn_bias="use_bias"),
     "internlm3": Style(qkv_bias="qkv_bias", o_bias="bias", ffn_bias="bias"),
-    "internlm2": Style(qkv_bias="bias", o_bias="bias", ignores_head_dim=True),
+    "internlm2": Style(qkv_bias="bias", o_bias="bias"),
     "glm": Style(qkv_bias=_BIAS),
     "glm4": Style(qkv_bias=_BIAS, norm_names=SANDWICH_NORMS),
-    "glm4v_text": Style(qkv_bias=True, norm_names=SANDWICH_NORMS),
+    "glm4v_text": Style(qkv_bias=True, norm_names=SANDWICH_NORMS, ignores_head_dim=True),
     "helium": Style(qkv_bias=_BIAS, ffn_bias="mlp_bias", square_output=True),
     "exaone": Style(qkv_bias=_BIAS, o_bias=_BIAS, ffn_bias="mlp_bias"),
     "exaone4": Style(qk_norm="head", norm_names=_OLMO2_NORMS, kinds=_exaone4_kinds),
-    "granite": _LLAMA.replace(ignores_head_dim=True),
+    "granite": _LLAMA.replace(),
     "cwm": Style(ffn_bias="mlp_bias", kinds=every(4, first=True)),
     "arcee": Style(qkv_bias=_BIAS, o_bias=_BIAS, ffn_bias="mlp_bias", matrices=2),
     "nemotron": Style(qkv_bias=_BIAS, o_bias=_BIAS, ffn_bias="mlp_bias", matrices=2, norm_bias=True),
@@ -124,7 +124,6 @@ STYLES: dict[str, Style] = {
         ffn_bias="mlp_bias",
         matrices=2,
         qk_norm="head",
-        ignores_head_dim=True,
         layer_extra=_apertus_extra,
     ),
     "hunyuan_v1_dense": Style(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="head"),
@@ -132,7 +131,7 @@ STYLES: dict[str, Style] = {
     "gemma2": _GEMMA.replace(norm_names=SANDWICH_NORMS, kinds=every(2)),
     "gemma3_text": _GEMMA.replace(norm_names=SANDWICH_NORMS, qk_norm="head", kinds=_gemma3_kinds),
     "vaultgemma": _GEMMA.replace(kinds=every(2)),
-    "phi3": Style(ignores_head_dim=True, kinds=all_sliding),
+    "phi3": Style(kinds=all_sliding),
     "starcoder2": Style(
         qkv_bias="use_bias",
         o_bias="use_bias",
@@ -140,20 +139,16 @@ STYLES: dict[str, Style] = {
         bias_default=True,
         matrices=2,
         norm_bias=True,
-        ignores_head_dim=True,
         kinds=all_sliding,
     ),
     # OLMo 1 normalises without any parameter.
-    "olmo": Style(qkv_bias=_BIAS, o_bias=_BIAS, norm_names=(), ignores_head_dim=True),
-    "olmo2": Style(
-        qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="full", norm_names=_OLMO2_NORMS, ignores_head_dim=True
-    ),
+    "olmo": Style(qkv_bias=_BIAS, o_bias=_BIAS, norm_names=()),
+    "olmo2": Style(qkv_bias=_BIAS, o_bias=_BIAS, qk_norm="full", norm_names=_OLMO2_NORMS),
     "olmo3": Style(
         qkv_bias=_BIAS,
         o_bias=_BIAS,
         qk_norm="full",
         norm_names=_OLMO2_NORMS,
-        ignores_head_dim=True,
         kinds=every(4),
     ),
     # Command-R is a parallel block: one norm feeds attention and feed-forward.
@@ -161,7 +156,6 @@ STYLES: dict[str, Style] = {
         qkv_bias=_BIAS,
         o_bias=_BIAS,
         norm_names=("input_layernorm",),
-        ignores_head_dim=True,
         layer_extra=_cohere_norms,
     ),
     "cohere2": Style(
@@ -189,7 +183,7 @@ def _baichuan(keys: Keys) -> ModelSpec:
     """Baichuan 1 and 2 (remote code): one fused W_pack of 3 D, no grouped heads, no biases."""
     config = {**keys.config}
     config.pop("num_key_value_heads", None)
-    return build(_with(keys, config), Style(ignores_head_dim=True))
+    return build(_with(keys, config), Style())
 
 
 def _chatglm(keys: Keys) -> ModelSpec:
