@@ -359,7 +359,11 @@ def random_keys(model_type: str, seed: int) -> dict[str, Any]:
     }
     # Many classes read a head width that they do not declare; where it is another key's name it is not a size of its own.
     declared = "head_dim" in known or "head_dim" in config_class(model_type).attribute_map
-    if not declared and (model_type, "head_dim") not in FIXED_KEYS and draw.start("head_dim").one(False, False, True):
+    if (
+        not declared
+        and (model_type, "head_dim") not in FIXED_KEYS
+        and draw.start("head_dim").one(False, False, True)
+    ):
         keys["head_dim"] = draw.one(8, 16, 24)
     flags = _size_flags().get(model_type, set()) | {"tie_word_embeddings"}
     for flag in sorted(flags & set(known)):

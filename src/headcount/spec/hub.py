@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from headcount.spec.model import ModelSpec
 
 
-def read_hub(repo_id: str, overrides: dict[str, int] | None) -> ModelSpec:
-    """Read ``org/name`` from the hub.
+def read_hub(repo_id: str, overrides: dict[str, int] | None) -> tuple[ModelSpec, Checkpoint | None]:
+    """Read ``org/name`` from the hub: its model, and its tensors when safetensors headers are there.
 
     Raises UnknownNameError when the hub client is not installed, ModelFileError when the hub cannot answer.
     """
@@ -43,14 +43,14 @@ def read_hub(repo_id: str, overrides: dict[str, int] | None) -> ModelSpec:
         read_config_file(path), name=repo_id, source=f"hub: {repo_id}", overrides=overrides
     )
     if overrides:
-        return spec
+        return spec, None
     try:
         metadata = huggingface_hub.get_safetensors_metadata(repo_id)
     except (HfHubHTTPError, OSError, ValueError) as error:
         note = (
             f"no safetensors headers on the hub ({_first_line(error)}): weights are computed from the config"
         )
-        return spec.replace(notes=(*spec.notes, note))
+        return spec.replace(notes=(*spec.notes, note)), None
     tensors = tuple(
         TensorInfo(
             name=name,
@@ -68,9 +68,7 @@ def read_hub(repo_id: str, overrides: dict[str, int] | None) -> ModelSpec:
         metadata={},
         files=tuple(metadata.files_metadata),
     )
-    from headcount.spec.reader import with_checkpoint
-
-    return with_checkpoint(spec, checkpoint, None)
+    return spec, checkpoint
 
 
 def _require_reachable(endpoint: str, repo_id: str) -> None:

@@ -79,7 +79,8 @@ def _read_name(text: str, overrides: dict[str, int]) -> ModelSpec:
     if text.count("/") == 1:
         from headcount.spec.hub import read_hub
 
-        return read_hub(text, overrides)
+        spec, checkpoint = read_hub(text, overrides)
+        return spec if checkpoint is None else with_checkpoint(spec, checkpoint, overrides)
     raise UnknownNameError(
         what="model", given=text, allowed=catalogue.names(), hint="`headcount models` lists the catalogue"
     )
