@@ -84,3 +84,10 @@ def test_pipeline_remainder_goes_to_the_middle() -> None:
 def test_unknown_engine_formats_are_refused(ask: Ask) -> None:
     with pytest.raises(HeadcountError):
         ask("fit llama-2-7b --gpu a100-80gb --context 2048 --kv q4_0")
+
+
+def test_the_engine_runs_no_more_than_max_num_seqs(ask: Ask) -> None:
+    """Cache for 130,000 short conversations is no use to an engine that runs four at a time."""
+    plan = ask("fit gpt2 --gpu h100-80gb --context 10 --max-seqs 4")
+    assert plan["conversations"] == 4
+    assert "max_num_seqs" in plan["binding"]

@@ -38,8 +38,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """Join ``--params -7e9`` to ``--params=-7e9``: a negative number is a value to be refused, not an option."""
+        given = sys.argv[1:] if args is None else args
+        for word in given:
+            if word.startswith("--") and word.endswith(("=", "=--")):
+                raise UsageError(f"option {word.partition('=')[0]} has no value ({self.prog} --help)")
         joined: list[str] = []
-        for word in sys.argv[1:] if args is None else args:
+        for word in given:
             number = len(word) > 1 and word[0] == "-" and (word[1].isdigit() or word[1] == ".")
             if number and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
                 joined[-1] += "=" + word

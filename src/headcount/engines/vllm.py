@@ -121,9 +121,12 @@ class Vllm(Engine):
         source = _source_tokens(case.model)
         held = plans[0].resident_blocks(case.context, batches_in_flight=2, encoder_tokens=source)
 
+        # Beyond max_num_seqs a request waits, however much cache is free.
+        most_seqs = vllm_memory.batch_limits(case, self.rules)[1]
+
         def hold(room: Callable[[Stage], int]) -> int:
             blocks = min(max(0, room(stage)) // stage.plan.bytes_per_block for stage in stages)
-            return max(0, blocks - 1) // held
+            return min(max(0, blocks - 1) // held, most_seqs)
 
         worst = min(stages, key=lambda stage: stage.best // stage.plan.bytes_per_block)
         return self._answer(
@@ -184,6 +187,9 @@ class Vllm(Engine):
             binding = f"not one conversation of {case.context:,} tokens fits the cache"
         elif case.layout.pp > 1:
             binding = f"cache pages, on the fullest of {case.layout.pp} stages"
+        limit = vllm_memory.batch_limits(case, self.rules)[1]
+        if best == limit:
+            binding = f"max_num_seqs: the engine runs {limit:,} sequences at a time (--max-seqs)"
         budget = GpuBudget(
             memory=memory,
             reserved=memory - stage.requested,

@@ -124,7 +124,8 @@ def _reserve_terms(stage: Stage, *, where: str) -> tuple[Term, ...]:
 def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, held: int) -> tuple[Term, ...]:
     plan = stage.plan
     blocks = max(0, stage.best) // plan.bytes_per_block
-    count = max(0, blocks - 1) // held
+    limit = vllm_memory.batch_limits(case, plan.rules)[1]
+    count = min(max(0, blocks - 1) // held, limit)
     return (
         Term(
             name="bytes of one block over the layers of the widest group",
@@ -152,8 +153,8 @@ def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, held: int
             symbol="N_conv",
             value=count,
             unit="conversations",
-            formula="floor((P - 1) / R)",
-            numbers=f"floor(({blocks:,} - 1) / {held:,})",
+            formula="min(floor((P - 1) / R), max_num_seqs)",
+            numbers=f"min(floor(({blocks:,} - 1) / {held:,}), {limit:,})",
             source=f"{where}: one block is never given out",
         ),
     )

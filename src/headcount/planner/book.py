@@ -138,12 +138,12 @@ def _candidate(deployment: Deployment, demand: Demand, tp: int, pp: int) -> Cand
     replicas = replicas_needed(replica.conversations, demand)
     if deployment.dp is not None:
         if deployment.dp < replicas:
-            held = deployment.dp * replica.conversations
+            held = max(0, deployment.dp - demand.spare) * replica.conversations
             return Candidate(
                 tp=tp,
                 pp=pp,
                 replica=replica,
-                refused=f"--dp {deployment.dp} replicas hold {held:,} of {demand.users:,}",
+                refused=f"--dp {deployment.dp} replicas, {demand.spare} of them spare, hold {held:,} of {demand.users:,}",
                 replicas=None,
             )
         replicas = deployment.dp
@@ -313,6 +313,9 @@ def _pool_words(deployment: Deployment, demand: Demand) -> str:
 
 
 def _nothing_fits(deployment: Deployment, demand: Demand, shapes: list[Candidate]) -> str:
+    if not shapes:
+        wanted = (deployment.tp or 1) * (deployment.pp or 1)
+        return f"one replica takes {wanted:,} GPUs, over the limit of {deployment.max_gpus:,} (--max-gpus)"
     usable = [shape for shape in shapes if shape.replica is not None]
     last = max(usable or shapes, key=lambda shape: shape.tp * shape.pp)
     return (

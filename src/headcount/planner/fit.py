@@ -175,5 +175,9 @@ def largest_context(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if holds(middle) else (low, middle - 1)
     plan = fit(deployment, gpus=gpus, context=low, allow_long=allow_long)
-    note = (f"the model's {limit:,} positions are the limit, not the memory",) if low == limit else ()
+    known = deployment.model.max_positions == limit
+    words = (
+        f"the model's {limit:,} positions are the limit" if known else f"the search stops at {limit:,} tokens"
+    )
+    note = (words + ", not the memory",) if low == limit else ()
     return plan.replace(users=users, warnings=(*note, *plan.warnings))
