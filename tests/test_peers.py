@@ -91,3 +91,10 @@ def test_the_engine_runs_no_more_than_max_num_seqs(ask: Ask) -> None:
     plan = ask("fit gpt2 --gpu h100-80gb --context 10 --max-seqs 4")
     assert plan["conversations"] == 4
     assert "max_num_seqs" in plan["binding"]
+
+
+def test_more_gpus_never_hold_fewer(ask: Ask) -> None:
+    """64 heads do not divide by 3: two of three GPUs still hold what two hold, and the idle one is said."""
+    two, three = (ask(f"fit codellama-34b --gpu h100-80gb --context 2048 --gpus {count}") for count in (2, 3))
+    assert three["conversations"] >= two["conversations"]
+    assert any("idle" in warning for warning in three["warnings"])

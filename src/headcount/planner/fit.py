@@ -45,10 +45,16 @@ def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: b
         feasible += [(layout, replica) for layout, replica, _ in more if replica is not None]
     if not feasible:
         reasons = "; ".join(f"{layout.words()}: {reason}" for layout, _, reason in tried[:4])
-        raise LayoutError(f"no layout of {layouts[0].gpus} GPUs is possible: {reasons}")
+        raise LayoutError(
+            f"no layout of {gpus or layouts[0].gpus} x {deployment.accelerator.name} is possible: {reasons}"
+        )
     layout, replica = max(
         feasible, key=lambda pair: (pair[0].dp * pair[1].conversations, -pair[0].pp, -pair[0].tp)
     )
+    if gpus is not None and layout.gpus < gpus:
+        warnings += (
+            f"{gpus - layout.gpus} of the {gpus} GPUs stay idle: {layout.words()} does not divide them",
+        )
     if not replica.conversations:
         warnings += (f"nothing fits: {replica.binding}",)
     others = tuple(
@@ -105,16 +111,13 @@ def _try(deployment: Deployment, layout: Layout, context: int) -> tuple[Layout, 
 
 
 def candidate_layouts(deployment: Deployment, gpus: int | None) -> list[Layout]:
-    """The layouts of exactly ``gpus`` cards without pipeline stages, or the one that was fixed."""
+    """The layouts of at most ``gpus`` cards without pipeline stages, or the one that was fixed."""
     fixed = (deployment.tp, deployment.pp, deployment.dp)
     if any(value is not None for value in fixed):
         return [fixed_layout(deployment, gpus)]
     count = gpus or 1
-    return [
-        Layout(tp=tp, dp=count // tp)
-        for tp in range(1, min(count, deployment.gpus_per_node) + 1)
-        if count % tp == 0
-    ]
+    # A width that does not divide the count leaves GPUs idle, and may still hold more.
+    return [Layout(tp=tp, dp=count // tp) for tp in range(1, min(count, deployment.gpus_per_node) + 1)]
 
 
 def fixed_layout(deployment: Deployment, gpus: int | None) -> Layout:
