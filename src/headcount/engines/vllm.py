@@ -222,6 +222,11 @@ class Vllm(Engine):
             warnings.append(
                 f"vLLM {self.version}: the rules of {self.rules.version} are used, the newest known before it"
             )
+        if case.layout.tp > 1 and vllm_memory.absorbed_bytes(case.model, 1):
+            warnings.append(
+                f"a latent cache has no heads to divide: each of the {case.layout.tp} tensor-parallel ranks holds all of "
+                "it; data-parallel attention, which divides it, is not modelled"
+            )
         card = case.accelerator
         if case.settings.memory_bytes is None and card.reported_mib is None:
             warnings.append(f"{card.name}: {card.driver_bytes_source}")

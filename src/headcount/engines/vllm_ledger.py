@@ -135,7 +135,7 @@ def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, held: int
             formula="max over groups of the sum of pages",
             numbers="; ".join(
                 f"{g.layer_count} {g.kind} x {g.page_bytes:,} ({g.block_size} tokens)"
-                for g in plan.groups[:3]
+                for g in sorted(plan.groups, key=lambda g: -g.layer_count * g.page_bytes)[:3]
             )
             + (f"; {len(plan.groups) - 3} more groups" if len(plan.groups) > 3 else ""),
             source=f"{where}, {kv.name}",

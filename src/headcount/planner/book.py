@@ -177,7 +177,7 @@ def _why_not_fewer(demand: Demand, flat: list[Candidate], gpus: int) -> tuple[tu
         # What holds most, with whole replicas and some GPUs idle when they do not divide.
         best = max(
             (shape for shape in able if shape.tp <= count),
-            key=lambda s: count // s.tp * _holds(s),
+            key=lambda s: max(0, count // s.tp - demand.spare) * _holds(s),
             default=None,
         )
         reasons = [] if best is None else [_held_words(demand, best, count)]
