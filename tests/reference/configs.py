@@ -54,6 +54,27 @@ FIXED_KEYS = {
     ("kimi_linear", "head_dim"): "computed from qk_rope_head_dim",
     ("falcon", "head_dim"): "computed from hidden_size; the class refuses it",
     ("olmoe", "head_dim"): "the norms of queries and keys are D / N wide whatever it says",
+    **{
+        (name, "head_dim"): "computed from qk_rope_head_dim"
+        for name in (
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm_moe_dsa",
+            "kimi_k2",
+            "longcat_flash",
+            "youtu",
+        )
+    },
+    ("mistral4", "head_dim"): "computed from the parts of the query",
+    **{
+        (name, "head_dim"): "its projections ignore what its rotary positions read: no such model runs"
+        for name in ("glm4v_moe_text", "glm4v_text")
+    },
+    **{
+        (name, "sliding_window"): "the class's attention ignores it; the class default is null"
+        for name in ("qwen3_omni_moe_text", "qwen3_vl_moe_text")
+    },
 }
 
 
@@ -303,9 +324,22 @@ def _mimo(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
     return {"num_key_value_heads": draw.one(1, 2, draw.heads // 2)}
 
 
-def _internlm3(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
-    """The class refuses two different bias flags."""
-    return {"qkv_bias": keys["bias"]} if "bias" in keys else {}
+def _latent(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
+    """Every query head has keys of its own, expanded from the latent."""
+    return {"num_key_value_heads": draw.heads}
+
+
+def _longcat(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
+    """The class's rotary table is as wide as ``head_dim`` says."""
+    return {"num_key_value_heads": draw.heads, "head_dim": keys["qk_rope_head_dim"]}
+
+
+def _image_positions(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
+    """Rotary positions of time, height and width: their sections have to fill half a head."""
+    half = draw.hidden // draw.heads // 2
+    sections = [half - 2 * (half // 4), half // 4, half // 4]
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": sections}
+    return {"rope_parameters": {**rope, "partial_rotary_factor": 1.0}}
 
 
 def _recurrent_gemma(draw: Draw, keys: dict[str, Any]) -> dict[str, Any]:
@@ -327,7 +361,22 @@ SHAPES: dict[str, Callable[[Draw, dict[str, Any]], dict[str, Any]]] = {
     "lfm2_moe": _lfm2_moe,
     "mamba2": _mamba2("num_heads", "head_dim"),
     "helium": _helium,
-    "internlm3": _internlm3,
+    **dict.fromkeys(
+        (
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm4_moe_lite",
+            "glm_moe_dsa",
+            "kimi_k2",
+            "kimi_linear",
+        ),
+        _latent,
+    ),
+    **dict.fromkeys(("mistral4", "youtu"), _latent),
+    "longcat_flash": _longcat,
+    **dict.fromkeys(("glm4v_moe_text", "glm4v_text", "qwen2_5_omni_text"), _image_positions),
+    **dict.fromkeys(("qwen2_5_vl_text", "qwen2_vl_text"), _image_positions),
     "mimo_v2_flash": _mimo,
     "mllama_text_model": _mllama,
     "nemotron_h": _nemotron_h,
