@@ -11,14 +11,18 @@ import pytest
 
 from headcount.engines.vllm_groups import CacheLayer
 from headcount.engines.vllm_pages import (
+    RULES,
+    PagePlan,
     align_hybrid_block,
     attention_layer,
+    in_flight_tokens,
     latent_layer,
     plan_pages,
+    plan_stages,
     rules_for,
     state_layer,
 )
-from headcount.errors import HeadcountError, UnknownNameError
+from headcount.errors import HeadcountError, LayoutError, UnknownNameError, UnsupportedModelError
 
 DATA = Path(__file__).parent / "data"
 CASES = [
@@ -27,7 +31,12 @@ CASES = [
 ]
 # Bytes per number and bytes of scales per head and token (vLLM: two fp32 scales in token-head formats).
 BYTES = {"bfloat16": (2, 0), "float16": (2, 0), "float32": (4, 0), "fp8": (1, 0), "fp8_e4m3": (1, 0)}
-KINDS = {"full_attention": "full", "sliding_window": "sliding", "chunked_local": "chunked"}
+KINDS = {
+    "full_attention": "full",
+    "sliding_window": "sliding",
+    "chunked_local": "chunked",
+    "cross": "cross",
+}
 SPECS = {
     "FullAttentionSpec": "full",
     "SlidingWindowSpec": "sliding",
@@ -35,6 +44,7 @@ SPECS = {
     "MLAAttentionSpec": "mla",
     "MambaSpec": "mamba",
     "UniformTypeKVCacheSpecs": "uniform",
+    "CrossAttentionSpec": "cross",
 }
 
 
@@ -102,3 +112,198 @@ def test_rules_follow_the_release() -> None:
     assert rules_for("0.21.0").cuda_graphs_counted == "yes"
     with pytest.raises(UnknownNameError):
         rules_for("newest")
+
+
+Runs = list[tuple[CacheLayer, int]]
+
+
+def bf16(
+    kind: str, heads: int, width: int, value_width: int = 0, *, block: int = 16, reach: int = 0
+) -> CacheLayer:
+    widths = (width, value_width or width)
+    return attention_layer(
+        kind,
+        block_size=block,
+        heads=heads,
+        widths=widths,
+        token_bytes=2 * heads * sum(widths),
+        dtype="bfloat16",
+        reach=reach,
+    )
+
+
+def gemma3() -> Runs:
+    sliding, full = bf16("sliding", 16, 128, reach=1024), bf16("full", 16, 128)
+    return [*[(sliding, 5), (full, 1)] * 10, (sliding, 2)]
+
+
+def llama4() -> Runs:
+    return [(bf16("chunked", 8, 128, reach=8192), 3), (bf16("full", 8, 128), 1)] * 12
+
+
+def qwen3_next(state_block: int) -> Runs:
+    state = state_layer(block_size=state_block, state_bytes=1_097_728, page_bytes=1_114_112)
+    return [(state, 3), (bf16("full", 2, 256, block=544), 1)] * 12
+
+
+def mimo_v2() -> Runs:
+    full, sliding = bf16("full", 4, 192, 128), bf16("sliding", 8, 192, 128, reach=128)
+    return [(full, 1), *[(sliding, 4), (full, 1)] * 8, (sliding, 7)]
+
+
+def latent(width_bytes: int, identity: str = "") -> CacheLayer:
+    return latent_layer(block_size=64, width=576, token_bytes=width_bytes, dtype="fp8", identity=identity)
+
+
+LLAMA3 = bf16("full", 8, 128)
+LLAMA3_FP8 = attention_layer(
+    "full", block_size=16, heads=8, widths=(128, 128), token_bytes=2_048, dtype="fp8"
+)
+GPT_OSS = [(bf16("sliding", 8, 64, reach=128), 1), (bf16("full", 8, 64), 1)]
+GEMMA2 = [(bf16("sliding", 8, 256, reach=4096), 1), (bf16("full", 8, 256), 1)]
+GEMMA4 = [(bf16("sliding", 4, 256, reach=512), 5), (bf16("full", 4, 512), 1)]
+NARROW = [(bf16("sliding", 1, 72, reach=512), 1), (bf16("full", 4, 128), 1)]
+# What the named file leaves to its case names: (layers, options of plan_pages). Windows of GEMMA4, NARROW: read off R.
+NAMED: dict[str, tuple[Runs, dict[str, Any]]] = {
+    "Llama-3-8B bf16": ([(LLAMA3, 32)], {}),
+    "Llama-3-8B fp8": ([(LLAMA3_FP8, 32)], {}),
+    "Mistral-7B-v0.1": ([(bf16("sliding", 8, 128, reach=4096), 32)], {}),
+    "Gemma-2-9B": (GEMMA2 * 21, {}),
+    "Gemma-3-27B": (gemma3(), {}),
+    "same, in-flight": (gemma3(), {}),
+    "same, hybrid": (gemma3(), {"hybrid_manager": False}),
+    "gpt-oss-120b": (GPT_OSS * 18, {}),
+    "gpt-oss-20b": ([*GPT_OSS * 12, (GPT_OSS[1][0], 1)], {}),
+    "Llama-4-Scout 36": (llama4(), {"hybrid_manager": False}),
+    "Llama-4-Scout, hybrid enabled": (llama4(), {}),
+    "Qwen3-Next-80B 36 GDN + 12 full(2x256), attention block 544, mamba mode none": (qwen3_next(262_144), {}),
+    "Qwen3-Next-80B 36 GDN + 12 full(2x256), attention block 544, mamba mode align": (
+        qwen3_next(544),
+        {"mamba_cache_mode": "align"},
+    ),
+    "DeepSeek-V3 MLA": ([(latent(1_152), 61)], {}),
+    "DeepSeek-V3.2": ([(latent(656), 1), (latent(132, "indexer"), 1)] * 61, {}),
+    "Gemma-4-like": (GEMMA4 * 5, {}),
+    "MiMo-V2-Flash": (mimo_v2(), {}),
+    "page sizes that do not divide": (NARROW * 4, {}),
+    "DCP 4": ([(bf16("full", 1, 128), 80)], {"context_shards": 4}),
+}
+NAMED_CASES = json.loads((DATA / "vllm_planner_named.json").read_text())
+STAGE_CASES = json.loads((DATA / "vllm_planner_stages.json").read_text())
+
+
+def answers(plan: PagePlan, available: int, tokens: int, flight: int, encoder: int = 0) -> dict[str, Any]:
+    blocks = plan.num_blocks(available)
+    return {
+        "groups": [[g.kind, g.layer_count, g.block_size, g.page_bytes] for g in plan.groups],
+        "bytes_per_block": plan.bytes_per_block,
+        "num_blocks": blocks,
+        "kv_tokens": plan.kv_tokens(blocks, tokens, flight, encoder_tokens=encoder),
+        "max_concurrency": plan.concurrency(blocks, tokens, flight, encoder_tokens=encoder),
+        "need_bytes": plan.needed_bytes(tokens, flight, encoder_tokens=encoder),
+        "fits": plan.fits(available, tokens, flight, encoder_tokens=encoder),
+    }
+
+
+def expected_answers(raw: dict[str, Any]) -> dict[str, Any]:
+    groups = [[SPECS[name], *rest] for name, *rest in raw["groups"]]
+    keys = ("bytes_per_block", "num_blocks", "kv_tokens", "need_bytes", "fits")
+    concurrency = pytest.approx(raw["max_concurrency"], rel=1e-12)
+    return {"groups": groups, "max_concurrency": concurrency, **{key: raw[key] for key in keys}}
+
+
+@pytest.mark.parametrize("case", NAMED_CASES, ids=[case["case"] for case in NAMED_CASES])
+def test_named_model(case: dict[str, Any]) -> None:
+    (name,) = [name for name in NAMED if case["case"].startswith(name)]
+    layers, options = NAMED[name]
+    plan = plan_pages(layers, **{"hybrid_manager": True, "mamba_cache_mode": "none", **options})
+    got = answers(plan, case["available"], case["max_model_len"], case["max_in_flight_tokens"])
+    assert got == expected_answers(case)
+
+
+@pytest.mark.parametrize("case", STAGE_CASES, ids=[case["case"] for case in STAGE_CASES])
+def test_pipeline_stages_and_packed_layouts(case: dict[str, Any]) -> None:
+    layers = [cache_layer(run["layer"]) for run in case["layers"] for _ in range(run["count"])]
+    stages: list[Runs] = []
+    for count in case["stage_layers"]:
+        stages.append([(layer, 1) for layer in layers[:count]])
+        del layers[:count]
+    plans = plan_stages(
+        stages,
+        hybrid_manager=case["hybrid_manager"],
+        mamba_cache_mode=case["mamba_cache_mode"],
+        block_outermost=case["block_outermost"],
+        context_shards=case.get("dcp", 1),
+    )
+    asked = (case["available_bytes"], case["max_model_len"], case["max_in_flight_tokens"])
+    encoder = case.get("encoder_tokens", 0)
+    for plan, expected in zip(plans, case["expect"], strict=True):
+        assert answers(plan, *asked, encoder) == expected_answers(expected)
+
+
+def test_a_mix_with_latent_layers_is_refused_by_name() -> None:
+    with pytest.raises(LayoutError, match="latent"):
+        plan_pages(
+            [(latent(656), 4), (bf16("chunked", 8, 128, block=64, reach=8192), 4)],
+            hybrid_manager=True,
+            mamba_cache_mode="none",
+        )
+
+
+@pytest.mark.parametrize("window", [1, 4, 5, 15, 16, 17, 128, 130])
+@pytest.mark.parametrize("batches", [1, 2])
+def test_decoding_sliding_layer_holds_what_its_window_touches(window: int, batches: int) -> None:
+    # By counting: before a step that writes token n, tokens older than the window of the oldest unfinished step go.
+    block = 16
+    plan = plan_pages(
+        [(bf16("sliding", 8, 128, reach=window), 1)], hybrid_manager=True, mamba_cache_mode="none"
+    )
+    most = 0
+    for cached in range(1, 400):
+        oldest = max(0, cached - (window - 1 + batches))
+        most = max(most, len({token // block for token in range(oldest, cached)}))
+        assert plan.resident_blocks(cached, batches_in_flight=batches) >= most
+    assert plan.resident_blocks(400, batches_in_flight=batches) == most
+
+
+def test_live_conversations_leave_the_null_block_out() -> None:
+    plan = plan_pages([(LLAMA3, 32)], hybrid_manager=True, mamba_cache_mode="none")
+    # 8,192 tokens hold 512 blocks: 30,720 blocks are 60 of them, one short without the null block.
+    assert plan.live_conversations(30_720, 8_192) == 59
+    assert plan.live_conversations(30_721, 8_192) == 60
+
+
+def test_longest_request_is_the_last_that_starts() -> None:
+    plan = plan_pages(gemma3(), hybrid_manager=False, mamba_cache_mode="none")
+    available = 64_424_509_440  # the named case refuses 131,072 tokens here
+    longest = plan.longest_request(available, 131_072, 16_384)
+    assert plan.fits(available, longest, 16_384)
+    assert not plan.fits(available, longest + 1, 16_384)
+
+
+def test_in_flight_tokens_by_release() -> None:
+    assert in_flight_tokens(8_192) == 16_384
+    assert in_flight_tokens(8_192, pipeline_stages=2) == 24_576
+    assert in_flight_tokens(8_192, pipeline_stages=2, runner_v2=False) == 16_384
+    assert in_flight_tokens(8_192, async_scheduling=False) == 8_192
+    assert in_flight_tokens(8_192, engine_version="0.25.1") == 8_192
+
+
+def test_group_size_by_release() -> None:
+    # 12 sliding and 13 full layers: 13 a group since 0.14.1, 12 (one layer alone in a third group) before.
+    layers, _ = NAMED["gpt-oss-20b"]
+    counts = {}
+    for version in ("0.11.2", "0.14.1", "0.33.0"):
+        plan = plan_pages(layers, hybrid_manager=True, mamba_cache_mode="none", engine_version=version)
+        counts[version] = [group.layer_count for group in plan.groups]
+    assert counts == {"0.11.2": [12, 7, 6], "0.14.1": [12, 13], "0.33.0": [12, 13]}
+
+
+def test_older_releases_without_a_rule_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"0\.8\.5"):
+        plan_pages(qwen3_next(544), hybrid_manager=True, mamba_cache_mode="none", engine_version="0.8.5")
+    with pytest.raises(UnknownNameError, match="all"):
+        plan_pages(qwen3_next(544), hybrid_manager=True, mamba_cache_mode="all")
+    with pytest.raises(UnknownNameError):
+        rules_for("0.5.0")
+    assert rules_for("0.34.1") is RULES["0.33.0"]
