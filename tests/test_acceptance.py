@@ -170,3 +170,10 @@ def test_longest_context_for_a_number_of_users(ask: Ask) -> None:
 def test_too_close_to_call(ask: Ask) -> None:
     plan = ask("book deepseek-v3 --gpu h200 --users 1000 --context 8192")
     assert any(warning.startswith("too close to call") for warning in plan["warnings"])
+
+
+def test_a_utilization_is_shown_as_the_fraction_kept_free(ask: Ask) -> None:
+    plan = ask("fit mistral-7b --engine textbook --gpu a100-80gb --context 4096 --utilization 0.9")
+    assert plan["reserved_bytes"] == 8_000_000_000
+    terms = {term["symbol"]: term for term in plan["ledger"]["parts"][0]["terms"]}
+    assert terms["R"]["numbers"] == "80,000,000,000 x 0.1"

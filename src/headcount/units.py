@@ -17,7 +17,6 @@ MB = 10**6
 GB = 10**9
 TB = 10**12
 PB = 10**15
-TERA = 10**12
 
 _SIZES = {
     "": 1,
@@ -32,14 +31,6 @@ _SIZES = {
     "tb": TB,
 }
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-
-
-def exact_div(numerator: int, denominator: int, *, what: str) -> int:
-    """Divide where the division must be exact; raise ArithmeticError naming ``what`` when it is not."""
-    quotient, remainder = divmod(numerator, denominator)
-    if remainder:
-        raise ArithmeticError(f"{what}: {numerator} does not divide by {denominator}")
-    return quotient
 
 
 def ceil_div(numerator: int, denominator: int) -> int:

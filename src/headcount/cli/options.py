@@ -178,8 +178,6 @@ def read_deployment(args: argparse.Namespace, model: ModelSpec) -> Deployment:
     from headcount.hardware import accelerator
     from headcount.planner.plan import Deployment
 
-    if args.reserve is not None and args.utilization is not None:
-        raise UsageError("--reserve and --utilization say the same thing; give one of them")
     card = accelerator(required(args.gpu, "--gpu", "a100-80gb"))
     settings = Settings(
         weights=args.weights,

@@ -4,7 +4,7 @@
     per conversation   sum over layers of tokens kept(n) x entry bytes; windows capped, states constant,
                        cross-attention once
 
-"Per token" is the slope at the end of the context: what one more token costs in the layers that still grow.
+"Per token" takes no window as full; ``marginal_bytes`` is what one more token costs at a given length.
 """
 
 from __future__ import annotations

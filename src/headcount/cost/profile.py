@@ -157,6 +157,3 @@ def _doubling(model: ModelSpec, context: int, kv: KvFormat) -> dict[str, float]:
     if each:
         ratios["kv_bytes"] = conversation_bytes(model, 2 * context, kv) / each
     return ratios
-
-
-__all__ = ["Profile", "profile"]

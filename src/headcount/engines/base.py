@@ -10,7 +10,9 @@ its module. An engine is keyed by version, and its rules may differ by layer kin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import accumulate
 
+from headcount.errors import UsageError
 from headcount.record import Record
 
 TYPE_CHECKING = False
@@ -28,11 +30,6 @@ class Layout(Record):
     tp: int = 1
     pp: int = 1
     dp: int = 1
-
-    @property
-    def gpus_per_replica(self) -> int:
-        """``tp x pp``."""
-        return self.tp * self.pp
 
     @property
     def gpus(self) -> int:
@@ -60,6 +57,10 @@ class Settings(Record):
     memory_bytes: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
+
+    def _check(self) -> None:
+        if self.reserve is not None and self.utilization is not None:
+            raise UsageError("--reserve and --utilization say the same thing; give one of them")
 
 
 class Case(Record):
@@ -158,10 +159,13 @@ def head_refusal(model: ModelSpec, tp: int) -> str | None:
 def even_stages(layers: int, stages: int) -> list[tuple[int, int]]:
     """Cut ``layers`` into ``stages`` runs, the first ones one layer longer: 32 in 3 is 11, 11, 10."""
     base, extra = divmod(layers, stages)
-    cuts = [0]
-    for stage in range(stages):
-        cuts.append(cuts[-1] + base + (1 if stage < extra else 0))
-    return [(cuts[i], cuts[i + 1]) for i in range(stages)]
+    return cut_layers([base + (1 if stage < extra else 0) for stage in range(stages)])
+
+
+def cut_layers(sizes: list[int]) -> list[tuple[int, int]]:
+    """Turn stage sizes into ``(start, end)`` ranges of layers: 11, 11, 10 is (0, 11), (11, 22), (22, 32)."""
+    ends = list(accumulate(sizes))
+    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def stage_model(model: ModelSpec, start: int, end: int) -> ModelSpec:

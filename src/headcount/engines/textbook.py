@@ -22,7 +22,6 @@ from headcount.engines.base import (
     head_refusal,
     stage_model,
 )
-from headcount.errors import UsageError
 from headcount.ledger import Ledger, Term
 from headcount.spec.kv_format import kv_format
 from headcount.units import ceil_div
@@ -84,9 +83,7 @@ class Textbook(Engine):
             conversations=count,
             low=count,
             high=count,
-            budget=GpuBudget(
-                memory=memory, reserved=reserved, weights=weights, overhead=(), kv_budget=budget
-            ),
+            budget=gpu,
             kv_bytes_per_conversation_per_gpu=each,
             binding="the weights do not fit" if budget < 0 else "cache memory",
             make_ledger=lambda: Ledger(
@@ -115,7 +112,7 @@ def _terms(
             value=gpu.reserved,
             unit="B",
             formula="M x reserve",
-            numbers=f"{gpu.memory:,} x {case.settings.reserve or 0:g}",
+            numbers=f"{gpu.memory:,} x {_reserve(case.settings):g}",
             source="textbook engine: a fraction, nothing else",
         ),
         Term(
@@ -153,11 +150,15 @@ def _terms(
     )
 
 
+def _reserve(settings: Settings) -> float:
+    """The fraction kept free: as asked, else what is not utilised, else none."""
+    if settings.utilization is not None:
+        return 1 - settings.utilization
+    return settings.reserve or 0.0
+
+
 def _reserved(memory: int, settings: Settings) -> int:
-    if settings.reserve is not None and settings.utilization is not None:
-        raise UsageError("--reserve and --utilization say the same thing; give one of them")
-    fraction = settings.reserve if settings.utilization is None else 1 - settings.utilization
-    return round(memory * (fraction or 0.0))
+    return round(memory * _reserve(settings))
 
 
 def _rank_conversation_bytes(model: ModelSpec, context: int, kv: KvFormat, tp: int) -> int:

@@ -13,7 +13,16 @@ from __future__ import annotations
 
 from headcount.cost.weights import nominal_scale, rank_weights, weight_format
 from headcount.engines import vllm_memory
-from headcount.engines.base import Case, Engine, GpuBudget, Layout, Replica, Settings, head_refusal
+from headcount.engines.base import (
+    Case,
+    Engine,
+    GpuBudget,
+    Layout,
+    Replica,
+    Settings,
+    cut_layers,
+    head_refusal,
+)
 from headcount.engines.vllm_cache import cache_setting, rank_layers
 from headcount.engines.vllm_ledger import Stage, replica_ledger
 from headcount.engines.vllm_pages import VERIFIED_VERSION, PagePlan, plan_stages, release, rules_for
@@ -104,7 +113,7 @@ class Vllm(Engine):
     def replica(self, case: Case) -> Replica:
         """Plan the pages of every stage; the stage with the fewest blocks binds."""
         if not case.accelerator.modelled:
-            raise LayoutError(f"refused: vLLM is not modelled on {case.accelerator.name}")
+            raise LayoutError(f"vLLM is not modelled on {case.accelerator.name}")
         kv = kv_format(self.kv_format_name(case.model, case.settings))
         cuts = pipeline_stages(len(case.model.layers), case.layout.pp)
         setting = cache_setting(case.model, kv, case.layout.tp, case.context)
@@ -117,23 +126,29 @@ class Vllm(Engine):
             mamba_cache_mode="align" if "align" in self.rules.mamba_modes else "none",
             engine_version=self.version,
         )
-        stages = self._stages(case, cuts, plans)
-        source = _source_tokens(case.model)
-        held = plans[0].resident_blocks(case.context, batches_in_flight=2, encoder_tokens=source)
-
+        charge = {"batches_in_flight": 2, "encoder_tokens": _source_tokens(case.model)}
         # Beyond max_num_seqs a request waits, however much cache is free.
         most_seqs = vllm_memory.batch_limits(case, self.rules)[1]
+        held = plans[0].resident_blocks(case.context, **charge)
+        stages = self._stages(case, cuts, plans, held=held, most_seqs=most_seqs)
 
         def hold(room: Callable[[Stage], int]) -> int:
             blocks = min(max(0, room(stage)) // stage.plan.bytes_per_block for stage in stages)
-            return min(max(0, blocks - 1) // held, most_seqs)
+            return min(plans[0].live_conversations(blocks, case.context, **charge), most_seqs)
 
         worst = min(stages, key=lambda stage: stage.best // stage.plan.bytes_per_block)
-        return self._answer(
-            case, kv, worst, held, (hold(lambda s: s.best), hold(lambda s: s.least), hold(lambda s: s.most))
-        )
+        counts = (hold(lambda s: s.best), hold(lambda s: s.least), hold(lambda s: s.most))
+        return self._answer(case, kv, worst, counts)
 
-    def _stages(self, case: Case, cuts: list[tuple[int, int]], plans: tuple[PagePlan, ...]) -> list[Stage]:
+    def _stages(
+        self,
+        case: Case,
+        cuts: list[tuple[int, int]],
+        plans: tuple[PagePlan, ...],
+        *,
+        held: int,
+        most_seqs: int,
+    ) -> list[Stage]:
         """Every stage's memory. Stages of one length differ in their weights only, so reserves are predicted once."""
         model, tp, layers = case.model, case.layout.tp, len(case.model.layers)
         fmt = weight_format(model, case.settings.weights)
@@ -165,13 +180,13 @@ class Vllm(Engine):
                     best=room - extra.total,
                     least=room - extra.high,
                     most=room - extra.low,
+                    held=held,
+                    most_seqs=most_seqs,
                 )
             )
         return stages
 
-    def _answer(
-        self, case: Case, kv: KvFormat, stage: Stage, held: int, counts: tuple[int, int, int]
-    ) -> Replica:
+    def _answer(self, case: Case, kv: KvFormat, stage: Stage, counts: tuple[int, int, int]) -> Replica:
         best, least, most = counts
         memory = case.settings.memory_bytes or vllm_memory.device_bytes(case.accelerator)
         overhead = [
@@ -187,9 +202,8 @@ class Vllm(Engine):
             binding = f"not one conversation of {case.context:,} tokens fits the cache"
         elif case.layout.pp > 1:
             binding = f"cache pages, on the fullest of {case.layout.pp} stages"
-        limit = vllm_memory.batch_limits(case, self.rules)[1]
-        if best == limit:
-            binding = f"max_num_seqs: the engine runs {limit:,} sequences at a time (--max-seqs)"
+        if best == stage.most_seqs:
+            binding = f"max_num_seqs: the engine runs {best:,} sequences at a time (--max-seqs)"
         budget = GpuBudget(
             memory=memory,
             reserved=memory - stage.requested,
@@ -202,7 +216,7 @@ class Vllm(Engine):
             low=least,
             high=most,
             budget=budget,
-            kv_bytes_per_conversation_per_gpu=held * stage.plan.bytes_per_block,
+            kv_bytes_per_conversation_per_gpu=stage.held * stage.plan.bytes_per_block,
             binding=binding,
             make_ledger=lambda: replica_ledger(
                 case,
@@ -211,7 +225,7 @@ class Vllm(Engine):
                 rules=self.rules,
                 utilization=self._utilization(case.settings),
                 kv=kv,
-                held=held,
+                count=best,
             ).replace(name=f"one GPU, layers {stage.cut[0]} to {stage.cut[1] - 1}"),
             warnings=self._warnings(case),
         )
@@ -243,10 +257,7 @@ def pipeline_stages(layers: int, stages: int) -> list[tuple[int, int]]:
     sizes = [base] * stages
     for i in range(extra):
         sizes[(stages - 2 - i) % stages] += 1
-    cuts = [0]
-    for size in sizes:
-        cuts.append(cuts[-1] + size)
-    return [(cuts[i], cuts[i + 1]) for i in range(stages)]
+    return cut_layers(sizes)
 
 
 def _source_tokens(model: ModelSpec) -> int:

@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 
 _BLOCK = 16
 _SPARSE_BLOCK = 64
-# fp8_ds_mla: 512 fp8 values, 4 fp32 scales, 64 bf16 rotary values (V3.2); V4 keeps 448 + 128 + 8.
+# fp8_ds_mla: 512 fp8 values, 4 fp32 scales, 64 bf16 rotary values (V3.2).
 _FP8_DS_MLA = 656
-_FP8_V4 = 584
 
 
 class CacheSetting(Record):
@@ -166,6 +165,3 @@ def _compressed(part: CompressedLatent, setting: CacheSetting) -> list[CacheLaye
         "compressed attention (DeepSeek-V4) has a packed page layout in vLLM that is not modelled yet; "
         "--engine textbook counts its ideal cache"
     )
-
-
-__all__ = ["CacheSetting", "cache_setting", "rank_layers"]

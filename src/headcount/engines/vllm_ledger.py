@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Stage(Record):
-    """One pipeline stage on one GPU: bytes for its cache at best, least and most."""
+    """One pipeline stage on one GPU: bytes for its cache at best, least and most.
+
+    held        blocks one conversation holds; most_seqs: sequences the engine runs at a time
+    """
 
     cut: tuple[int, int]
     plan: PagePlan
@@ -25,6 +28,8 @@ class Stage(Record):
     best: int
     least: int
     most: int
+    held: int
+    most_seqs: int
 
 
 def replica_ledger(
@@ -35,7 +40,7 @@ def replica_ledger(
     rules: EngineRules,
     utilization: float,
     kv: KvFormat,
-    held: int,
+    count: int,
 ) -> Ledger:
     """All terms of the GPU that binds, in the order they are computed."""
     where = f"vLLM {rules.version}"
@@ -44,7 +49,7 @@ def replica_ledger(
         terms=(
             *_memory_terms(case, stage, budget, utilization=utilization, where=where),
             *_reserve_terms(stage, where=where),
-            *_page_terms(case, stage, where=where, kv=kv, held=held),
+            *_page_terms(case, stage, where=where, kv=kv, count=count),
         ),
     )
 
@@ -121,11 +126,9 @@ def _reserve_terms(stage: Stage, *, where: str) -> tuple[Term, ...]:
     )
 
 
-def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, held: int) -> tuple[Term, ...]:
+def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, count: int) -> tuple[Term, ...]:
     plan = stage.plan
     blocks = max(0, stage.best) // plan.bytes_per_block
-    limit = vllm_memory.batch_limits(case, plan.rules)[1]
-    count = min(max(0, blocks - 1) // held, limit)
     return (
         Term(
             name="bytes of one block over the layers of the widest group",
@@ -144,7 +147,7 @@ def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, held: int
         Term(
             name=f"blocks one conversation of {case.context:,} tokens holds",
             symbol="R",
-            value=held,
+            value=stage.held,
             unit="blocks",
             formula="sum over groups of ceil(tokens kept / block)",
         ),
@@ -154,7 +157,7 @@ def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, held: int
             value=count,
             unit="conversations",
             formula="min(floor((P - 1) / R), max_num_seqs)",
-            numbers=f"min(floor(({blocks:,} - 1) / {held:,}), {limit:,})",
+            numbers=f"min(floor(({blocks:,} - 1) / {stage.held:,}), {stage.most_seqs:,})",
             source=f"{where}: one block is never given out",
         ),
     )

@@ -25,7 +25,6 @@ from headcount.planner.plan import (
     standing_warnings,
 )
 from headcount.record import Record
-from headcount.spec.kv_format import kv_format
 from headcount.units import ceil_div
 
 PIPELINE_COST = (
@@ -60,13 +59,20 @@ class Candidate(Record):
         return None if self.replicas is None else self.tp * self.pp * self.replicas
 
 
-def book(deployment: Deployment, demand: Demand) -> Plan:
-    """Return the cheapest feasible layout, its alternatives, and the reason each smaller count fails.
+class Search(Record):
+    """What a search found: the cheapest shape, and every shape that was tried."""
 
-    Raises LayoutError when no layout within ``max_gpus`` holds the demand.
+    best: Candidate
+    flat: list[Candidate]
+    piped: list[Candidate]
+
+
+def cheapest(deployment: Deployment, demand: Demand) -> Search:
+    """Find the shape with the fewest GPUs (ties: fewest stages, then the smallest T).
+
+    Pipeline stages are tried when they are allowed, or when nothing within a node fits. Raises LayoutError when no
+    layout within ``max_gpus`` holds the demand.
     """
-    require_parameters(deployment.model)
-    warnings = check_context(deployment.model, demand.context, allow_long=demand.allow_long)
     flat = [_candidate(deployment, demand, tp, pp) for tp, pp in _shapes(deployment, pipelines=False)]
     feasible = [shape for shape in flat if shape.gpus is not None]
     piped: list[Candidate] = []
@@ -76,14 +82,28 @@ def book(deployment: Deployment, demand: Demand) -> Plan:
     if not feasible:
         raise LayoutError(_nothing_fits(deployment, demand, [*flat, *piped]))
     best = min(feasible, key=lambda shape: (shape.gpus or 0, shape.pp, shape.tp))
-    assert best.replica is not None and best.replicas is not None and best.gpus is not None
+    return Search(best=best, flat=flat, piped=piped)
+
+
+def book(deployment: Deployment, demand: Demand) -> Plan:
+    """Return the cheapest feasible layout, its alternatives, and the reason each smaller count fails.
+
+    Raises LayoutError when no layout within ``max_gpus`` holds the demand.
+    """
+    require_parameters(deployment.model)
+    warnings = check_context(deployment.model, demand.context, allow_long=demand.allow_long)
+    found = cheapest(deployment, demand)
+    best, replica = found.best, found.best.replica
+    assert replica is not None and best.replicas is not None and best.gpus is not None
+    piped = found.piped
     if not piped:
         shapes = [pair for pair in _shapes(deployment, pipelines=True) if pair[0] * pair[1] < best.gpus]
         piped = [_candidate(deployment, demand, tp, pp) for tp, pp in shapes]
     layout = Layout(tp=best.tp, pp=best.pp, dp=best.replicas)
-    replica = best.replica
-    smaller = _why_not_fewer(demand, flat, best.gpus) if not _fixed(deployment) else ()
-    plan = Plan(
+    bound = lower_bound(deployment, demand)
+    eligible = [*found.flat, *(piped if deployment.allow_pp or best.pp > 1 else [])]
+    close = () if _fixed(deployment) else _too_close(demand, eligible, layout, replica)
+    return Plan(
         question="book",
         deployment=deployment,
         layout=layout,
@@ -96,15 +116,12 @@ def book(deployment: Deployment, demand: Demand) -> Plan:
         spare_replicas=demand.spare,
         usd_per_gpu_hour=demand.usd_per_gpu_hour,
         price_source=demand.price_source,
-        lower_bound=lower_bound(deployment, demand),
-        alternatives=_alternatives(demand, [*flat, *piped], best),
-        smaller=smaller,
-        ledger=_ledger(deployment, demand, layout, replica),
+        lower_bound=(bound.total_bytes, bound.gpus),
+        alternatives=_alternatives(demand, [*found.flat, *piped], best),
+        smaller=() if _fixed(deployment) else _why_not_fewer(demand, found.flat, best.gpus),
+        warnings=(*close, *warnings, *replica.warnings, *standing_warnings(deployment)),
+        ledger=_ledger(deployment, demand, layout, replica, bound),
     )
-    close = _too_close(
-        deployment, demand, [*flat, *(piped if deployment.allow_pp or best.pp > 1 else [])], plan
-    )
-    return plan.replace(warnings=(*close, *warnings, *replica.warnings, *standing_warnings(deployment)))
 
 
 def _fixed(deployment: Deployment) -> bool:
@@ -128,10 +145,8 @@ def _shapes(deployment: Deployment, *, pipelines: bool) -> list[tuple[int, int]]
 
 def _candidate(deployment: Deployment, demand: Demand, tp: int, pp: int) -> Candidate:
     layout = Layout(tp=tp, pp=pp)
-    try:
-        replica = deployment.replica(layout, demand.context)
-    except LayoutError as error:
-        reason = str(error).partition("refused: ")[2] or str(error)
+    replica, reason = deployment.attempt(layout, demand.context)
+    if replica is None:
         return Candidate(tp=tp, pp=pp, replica=None, refused=reason, replicas=None)
     if not replica.conversations:
         return Candidate(tp=tp, pp=pp, replica=replica, refused=replica.binding, replicas=None)
@@ -158,21 +173,36 @@ def replicas_needed(conversations: int, demand: Demand) -> int:
     return ceil_div(demand.users, conversations) + demand.spare
 
 
-def lower_bound(deployment: Deployment, demand: Demand) -> tuple[int, int]:
-    """Pooled arithmetic: ``(total bytes, GPUs)``."""
-    kv = kv_format(deployment.engine.kv_format_name(deployment.model, deployment.settings))
-    total = demand.users * conversation_bytes(deployment.model, demand.context, kv) + weight_bytes(
-        deployment.model, deployment.settings.weights
+class Bound(Record):
+    """Pooled arithmetic: ``users x conversation + weights`` over the usable bytes of a card."""
+
+    conversation_bytes: int
+    weight_bytes: int
+    total_bytes: int
+    usable_bytes: int
+
+    @property
+    def gpus(self) -> int:
+        """``ceil(total / usable)``."""
+        return ceil_div(self.total_bytes, self.usable_bytes)
+
+
+def lower_bound(deployment: Deployment, demand: Demand) -> Bound:
+    """Return the pooled bound of this demand."""
+    each = conversation_bytes(deployment.model, demand.context, deployment.kv)
+    weights = weight_bytes(deployment.model, deployment.settings.weights)
+    return Bound(
+        conversation_bytes=each,
+        weight_bytes=weights,
+        total_bytes=demand.users * each + weights,
+        usable_bytes=deployment.engine.usable_bytes(deployment.accelerator, deployment.settings),
     )
-    return total, ceil_div(total, deployment.engine.usable_bytes(deployment.accelerator, deployment.settings))
 
 
 def _why_not_fewer(demand: Demand, flat: list[Candidate], gpus: int) -> tuple[tuple[int, str], ...]:
     """For each count below ``gpus``: what every way of cutting it into replicas holds, or why it is refused."""
     rows = []
-    able = [
-        shape for shape in flat if shape.pp == 1 and shape.replica is not None and shape.replica.conversations
-    ]
+    able = [shape for shape in flat if _holds(shape)]
     for count in range(gpus - 1, 0, -1):
         # What holds most, with whole replicas and some GPUs idle when they do not divide.
         best = max(
@@ -181,10 +211,10 @@ def _why_not_fewer(demand: Demand, flat: list[Candidate], gpus: int) -> tuple[tu
             default=None,
         )
         reasons = [] if best is None else [_held_words(demand, best, count)]
-        exact = [shape for shape in flat if shape.pp == 1 and shape.tp == count and shape is not best]
+        exact = [shape for shape in flat if shape.tp == count and shape is not best]
         reasons += [_shape_words(demand, shape) for shape in exact]
         if best is None and not exact:
-            widest = [shape for shape in flat if shape.pp == 1 and shape.tp <= count][-1]
+            widest = [shape for shape in flat if shape.tp <= count][-1]
             reasons.append(_shape_words(demand, widest))
         rows.append((count, "; ".join(reasons)))
     return tuple(rows)
@@ -239,32 +269,21 @@ def _alternatives(demand: Demand, shapes: list[Candidate], best: Candidate) -> t
     return tuple(found)
 
 
-def _too_close(
-    deployment: Deployment, demand: Demand, shapes: list[Candidate], plan: Plan
-) -> tuple[str, ...]:
+def _too_close(demand: Demand, shapes: list[Candidate], layout: Layout, replica: Replica) -> tuple[str, ...]:
     """Warn when the count would be another one at either end of the engine's stated uncertainty."""
-    answers = []
-    for end in ("low", "high"):
-        counts = [
-            shape.tp * shape.pp * replicas_needed(getattr(shape.replica, end), demand)
-            for shape in shapes
-            if shape.replica is not None and getattr(shape.replica, end) > 0
-        ]
-        answers.append(min(counts, default=None) if counts else None)
-    pessimistic, optimistic = answers
-    gpus = plan.layout.gpus
-    if _fixed(deployment) or (pessimistic == gpus and optimistic == gpus):
+    tried = [(shape.tp * shape.pp, shape.replica) for shape in shapes if shape.replica is not None]
+    pessimistic = [size * replicas_needed(one.low, demand) for size, one in tried if one.low]
+    optimistic = min(size * replicas_needed(one.high, demand) for size, one in tried if one.high)
+    if pessimistic and min(pessimistic) == optimistic == layout.gpus:
         return ()
-    worst = f"{pessimistic:,}" if pessimistic is not None else "none that fits"
+    worst = f"{min(pessimistic):,}" if pessimistic else "none that fits"
     return (
         f"too close to call: within the stated uncertainty the answer is {optimistic:,} to {worst} GPUs "
-        f"({plan.replica.low:,} to {plan.replica.high:,} conversations per replica)",
+        f"({replica.low:,} to {replica.high:,} conversations per replica)",
     )
 
 
-def _ledger(deployment: Deployment, demand: Demand, layout: Layout, replica: Replica) -> Ledger:
-    total_bytes, bound = lower_bound(deployment, demand)
-    usable = deployment.engine.usable_bytes(deployment.accelerator, deployment.settings)
+def _ledger(deployment: Deployment, demand: Demand, layout: Layout, replica: Replica, bound: Bound) -> Ledger:
     spare = f" + {demand.spare}" if demand.spare else ""
     terms = (
         Term(
@@ -286,30 +305,24 @@ def _ledger(deployment: Deployment, demand: Demand, layout: Layout, replica: Rep
         Term(
             name="pooled bytes",
             symbol="B_pool",
-            value=total_bytes,
+            value=bound.total_bytes,
             unit="B",
             formula="users x KV bytes + weights once",
-            numbers=_pool_words(deployment, demand),
+            numbers=f"{demand.users:,} x {bound.conversation_bytes:,} + {bound.weight_bytes:,}",
             source="ideal bytes: no rounding, no replication",
         ),
         Term(
             name="pooled lower bound",
             symbol="G_min",
-            value=bound,
+            value=bound.gpus,
             unit="GPUs",
             formula="ceil(B_pool / usable bytes of a card)",
-            numbers=f"ceil({total_bytes:,} / {usable:,})",
+            numbers=f"ceil({bound.total_bytes:,} / {bound.usable_bytes:,})",
         ),
     )
     return Ledger(
         name="GPUs to book", terms=terms, parts=(total_ledger(deployment, demand.context, layout, replica),)
     )
-
-
-def _pool_words(deployment: Deployment, demand: Demand) -> str:
-    kv = kv_format(deployment.engine.kv_format_name(deployment.model, deployment.settings))
-    each = conversation_bytes(deployment.model, demand.context, kv)
-    return f"{demand.users:,} x {each:,} + {weight_bytes(deployment.model, deployment.settings.weights):,}"
 
 
 def _nothing_fits(deployment: Deployment, demand: Demand, shapes: list[Candidate]) -> str:

@@ -19,7 +19,7 @@ from headcount.planner.plan import (
     require_parameters,
     standing_warnings,
 )
-from headcount.spec.kv_format import kv_format
+from headcount.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,19 @@ if TYPE_CHECKING:
 CONTEXT_LIMIT = 2**24
 
 
+class Trial(Record):
+    """One layout that was asked for: its replica, or why it is refused."""
+
+    layout: Layout
+    replica: Replica | None
+    refused: str
+
+    @property
+    def conversations(self) -> int | None:
+        """What all replicas hold; None when refused."""
+        return None if self.replica is None else self.layout.dp * self.replica.conversations
+
+
 def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: bool = False) -> Plan:
     """Return the plan for ``gpus`` cards (or the layout that was fixed) at ``context`` tokens.
 
@@ -36,21 +49,9 @@ def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: b
     """
     require_parameters(deployment.model)
     warnings = check_context(deployment.model, context, allow_long=allow_long)
-    layouts = candidate_layouts(deployment, gpus)
-    tried = [_try(deployment, layout, context) for layout in layouts]
-    feasible = [(layout, replica) for layout, replica, _ in tried if replica is not None]
-    if not any(replica.conversations for _, replica in feasible) and _may_pipeline(deployment, gpus):
-        more = [_try(deployment, layout, context) for layout in pipeline_layouts(deployment, gpus or 1)]
-        tried += more
-        feasible += [(layout, replica) for layout, replica, _ in more if replica is not None]
-    if not feasible:
-        reasons = "; ".join(f"{layout.words()}: {reason}" for layout, _, reason in tried[:4])
-        raise LayoutError(
-            f"no layout of {gpus or layouts[0].gpus} x {deployment.accelerator.name} is possible: {reasons}"
-        )
-    layout, replica = max(
-        feasible, key=lambda pair: (pair[0].dp * pair[1].conversations, -pair[0].pp, -pair[0].tp)
-    )
+    best, tried = best_layout(deployment, gpus=gpus, context=context)
+    layout, replica = best.layout, best.replica
+    assert replica is not None
     if gpus is not None and layout.gpus < gpus:
         warnings += (
             f"{gpus - layout.gpus} of the {gpus} GPUs stay idle: {layout.words()} does not divide them",
@@ -58,13 +59,9 @@ def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: b
     if not replica.conversations:
         warnings += (f"nothing fits: {replica.binding}",)
     others = tuple(
-        Alternative(
-            layout=other,
-            conversations=None if found is None else other.dp * found.conversations,
-            refused=reason,
-        )
-        for other, found, reason in tried
-        if other != layout
+        Alternative(layout=other.layout, conversations=other.conversations, refused=other.refused)
+        for other in tried
+        if other.layout != layout
     )
     return Plan(
         question="fit",
@@ -82,6 +79,29 @@ def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: b
     )
 
 
+def best_layout(deployment: Deployment, *, gpus: int | None, context: int) -> tuple[Trial, list[Trial]]:
+    """Return the layout that holds most (ties: fewest stages, then the smallest T), and everything that was tried.
+
+    Raises LayoutError when every layout is refused.
+    """
+
+    def attempt(layouts: list[Layout]) -> list[Trial]:
+        found = ((layout, *deployment.attempt(layout, context)) for layout in layouts)
+        return [Trial(layout=layout, replica=replica, refused=reason) for layout, replica, reason in found]
+
+    tried = attempt(candidate_layouts(deployment, gpus))
+    if not any(trial.conversations for trial in tried) and _may_pipeline(deployment, gpus):
+        tried += attempt(pipeline_layouts(deployment, gpus or 1))
+    feasible = [trial for trial in tried if trial.replica is not None]
+    if not feasible:
+        reasons = "; ".join(f"{trial.layout.words()}: {trial.refused}" for trial in tried[:4])
+        raise LayoutError(
+            f"no layout of {gpus or tried[0].layout.gpus} x {deployment.accelerator.name} is possible: {reasons}"
+        )
+    best = max(feasible, key=lambda trial: (trial.conversations or 0, -trial.layout.pp, -trial.layout.tp))
+    return best, tried
+
+
 def total_ledger(deployment: Deployment, context: int, layout: Layout, replica: Replica) -> Ledger:
     """The sum over replicas, the GPU that binds, and the model's own terms."""
     total = Term(
@@ -96,18 +116,11 @@ def total_ledger(deployment: Deployment, context: int, layout: Layout, replica: 
     own = model_ledger(
         model,
         context,
-        kv_format(deployment.engine.kv_format_name(model, settings)),
+        deployment.kv,
         weight_name=weight_format(model, settings.weights).name,
         total=weight_bytes(model, settings.weights),
     )
     return Ledger(name="conversations", terms=(total,), parts=(replica.ledger, own))
-
-
-def _try(deployment: Deployment, layout: Layout, context: int) -> tuple[Layout, Replica | None, str]:
-    try:
-        return layout, deployment.replica(layout, context), ""
-    except LayoutError as error:
-        return layout, None, str(error).partition("refused: ")[2] or str(error)
 
 
 def candidate_layouts(deployment: Deployment, gpus: int | None) -> list[Layout]:
@@ -167,8 +180,9 @@ def largest_context(
         limit = CONTEXT_LIMIT
 
     def holds(context: int) -> bool:
-        return fit(deployment, gpus=gpus, context=context, allow_long=True).conversations >= users
+        return (best_layout(deployment, gpus=gpus, context=context)[0].conversations or 0) >= users
 
+    require_parameters(deployment.model)
     if not holds(1):
         raise LayoutError(
             f"not even 1 token each fits for {users:,} users on {gpus or 1} x {deployment.accelerator.name}"

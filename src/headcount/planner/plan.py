@@ -5,12 +5,14 @@ from __future__ import annotations
 from headcount.engines.base import Case, Engine, Layout, Replica, Settings
 from headcount.errors import LayoutError, UsageError
 from headcount.record import Record
+from headcount.spec.kv_format import kv_format
 from headcount.units import ceil_div
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.hardware import Accelerator
     from headcount.ledger import Ledger
+    from headcount.spec.kv_format import KvFormat
     from headcount.spec.model import ModelSpec
 
 
@@ -34,20 +36,27 @@ class Deployment(Record):
     pp: int | None = None
     dp: int | None = None
 
-    def replica(self, layout: Layout, context: int) -> Replica:
-        """Ask the engine for one replica of ``layout``; LayoutError when it refuses."""
+    @property
+    def kv(self) -> KvFormat:
+        """The KV format in force."""
+        return kv_format(self.engine.kv_format_name(self.model, self.settings))
+
+    def attempt(self, layout: Layout, context: int) -> tuple[Replica | None, str]:
+        """Ask the engine for one replica of ``layout``: it and "", or None and the reason it is refused."""
         reason = self.refusal(layout)
         if reason:
-            raise LayoutError(f"{layout.words()} refused: {reason}")
-        return self.engine.replica(
-            Case(
-                model=self.model,
-                accelerator=self.accelerator,
-                layout=layout,
-                context=context,
-                settings=self.settings,
-            )
+            return None, reason
+        case = Case(
+            model=self.model,
+            accelerator=self.accelerator,
+            layout=layout,
+            context=context,
+            settings=self.settings,
         )
+        try:
+            return self.engine.replica(case), ""
+        except LayoutError as error:
+            return None, str(error)
 
     def refusal(self, layout: Layout) -> str | None:
         """Why ``layout`` cannot be: the node is too small, or the engine's own reason."""

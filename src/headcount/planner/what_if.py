@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headcount.cost.cache import growing_attention
 from headcount.engines.base import Settings
-from headcount.errors import HeadcountError, LayoutError
-from headcount.planner.book import Demand, book
+from headcount.errors import LayoutError, UsageError
+from headcount.planner.book import Demand, cheapest
 from headcount.planner.plan import Deployment
 from headcount.spec.attention import HeadedAttention
 
@@ -64,8 +64,7 @@ def _heads_row(
 
     try:
         other = read_model(model_text, kv_heads=heads, nominal_parameters=deployment.model.nominal_parameters)
-    except HeadcountError:
-        # The what-if does not apply to this kind of model; it is left out of the answer, not guessed.
+    except UsageError:
         return f"--kv-heads {heads}", None, "does not apply to this model"
     return (
         f"--kv-heads {heads}",
@@ -76,6 +75,6 @@ def _heads_row(
 
 def _gpus(deployment: Deployment, demand: Demand) -> int | None:
     try:
-        return book(deployment, demand).layout.gpus
+        return cheapest(deployment, demand).best.gpus
     except LayoutError:
         return None

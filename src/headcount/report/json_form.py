@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from headcount.cost.cache import conversation_bytes, token_bytes
 from headcount.cost.weights import weight_bytes, weight_format
-from headcount.spec.kv_format import kv_format
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def plan_document(plan: Plan) -> dict[str, object]:
     GPU (the one that binds); ``weight_bytes`` is the whole model, ``per_gpu`` holds that GPU's own share.
     """
     deployment, model, budget = plan.deployment, plan.deployment.model, plan.replica.budget
-    kv = kv_format(deployment.engine.kv_format_name(model, deployment.settings))
+    kv = deployment.kv
     fmt = weight_format(model, deployment.settings.weights)
     document: dict[str, object] = {
         "question": plan.question,

@@ -39,11 +39,10 @@ def _title(page: Page, plan: Plan) -> None:
     deployment, layout = plan.deployment, plan.layout
     card = deployment.accelerator.name.upper()
     model = deployment.model
-    kv = deployment.engine.kv_format_name(model, deployment.settings)
     weights = weight_format(model, deployment.settings.weights).name
     replicas = f"{layout.dp:,} replica{'s' if layout.dp != 1 else ''}, {layout.words()}"
     engine = f"{deployment.engine.name} {deployment.engine.version}".replace("textbook 1", "textbook")
-    how = f"{replicas}, {engine}, {weights} weights, {kv} KV"
+    how = f"{replicas}, {engine}, {weights} weights, {deployment.kv.name} KV"
     if plan.question == "book":
         page.pair(f"Book {layout.gpus:,} x {card}", how)
     elif plan.users is not None and plan.conversations >= plan.users:

@@ -16,7 +16,6 @@ from headcount.errors import ModelFileError, UnsupportedModelError
 from headcount.record import Record
 from headcount.spec.huggingface.keys import MAX_LAYERS
 from headcount.spec.huggingface.parts import (
-    ATTENTION,
     HeadShape,
     embedding,
     gated,
@@ -29,7 +28,7 @@ from headcount.spec.huggingface.parts import (
     repeat_layers,
 )
 from headcount.spec.model import FeedForward, LayerSpec
-from headcount.spec.weight import COLUMN, KV, NORM, OTHER, REPLICATED, ROW, matrix, norm, vector
+from headcount.spec.weight import ATTENTION, COLUMN, KV, NORM, OTHER, REPLICATED, ROW, matrix, norm, vector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

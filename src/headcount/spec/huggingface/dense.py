@@ -8,20 +8,10 @@ from __future__ import annotations
 
 from headcount.errors import ModelFileError
 from headcount.spec.huggingface.keys import Keys
-from headcount.spec.huggingface.parts import (
-    ATTENTION,
-    LAYER,
-    SANDWICH_NORMS,
-    HeadShape,
-    layer_kinds,
-    matrix,
-    norm,
-    vector,
-    window_of,
-)
+from headcount.spec.huggingface.parts import LAYER, SANDWICH_NORMS, HeadShape, layer_kinds, window_of
 from headcount.spec.huggingface.style import Style, after_max_window_layers, all_sliding, build, every
 from headcount.spec.model import ModelSpec
-from headcount.spec.weight import KV, ROW, Weight
+from headcount.spec.weight import Weight, vector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -222,5 +212,3 @@ BUILDERS: dict[str, Callable[[Keys], ModelSpec]] = {
     "baichuan": _baichuan,
     "chatglm": _chatglm,
 }
-
-__all__ = ["ATTENTION", "BUILDERS", "KV", "ROW", "STYLES", "matrix", "norm"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 from headcount.errors import ModelFileError
 from headcount.record import Record
 from headcount.spec.huggingface.keys import Keys
-from headcount.spec.huggingface.parts import LAYER, gated, layer_kinds, matrix, vector
+from headcount.spec.huggingface.parts import LAYER, gated, layer_kinds
 from headcount.spec.huggingface.style import Style, build
 from headcount.spec.model import FeedForward, ModelSpec
 from headcount.spec.weight import (
@@ -25,6 +25,8 @@ from headcount.spec.weight import (
     ROW,
     SHARED_EXPERTS,
     Weight,
+    matrix,
+    vector,
 )
 
 TYPE_CHECKING = False

@@ -11,7 +11,6 @@ from headcount.errors import ModelFileError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any
 
 # Larger than any width, vocabulary or expert count in use; keeps hostile files from allocating layers without end.
@@ -170,11 +169,6 @@ def divisors(number: int) -> list[int]:
 
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
-
-
-def first_stated(values: Iterable[int | None]) -> int | None:
-    """First value that is not None."""
-    return next((value for value in values if value is not None), None)
 
 
 def _reach(source: dict[str, Any], name: str) -> tuple[bool, Any]:

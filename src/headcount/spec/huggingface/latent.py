@@ -30,16 +30,13 @@ from headcount.spec.huggingface.parts import (
     PRE_NORMS,
     gated,
     layer_kinds,
-    matrix,
     model_from,
-    norm,
     norms,
     repeat_layers,
-    vector,
 )
 from headcount.spec.huggingface.style import Style
 from headcount.spec.model import FeedForward, LayerSpec, ModelSpec
-from headcount.spec.weight import ATTENTION, COLUMN, OTHER, REPLICATED, ROW, Weight
+from headcount.spec.weight import ATTENTION, COLUMN, OTHER, REPLICATED, ROW, Weight, matrix, norm, vector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -34,10 +34,8 @@ from headcount.spec.huggingface.parts import (
     gqa,
     head_shape,
     layer_kinds,
-    matrix,
     mixer,
     model_from,
-    norm,
     norms,
     qk_norm,
     repeat_layers,
@@ -59,7 +57,17 @@ from headcount.spec.huggingface.recurrent_parts import (
     state_dtype_bytes,
 )
 from headcount.spec.model import FeedForward, LayerSpec, ModelSpec
-from headcount.spec.weight import ATTENTION, COLUMN, FEED_FORWARD, REPLICATED, ROUTER, ROW, Weight
+from headcount.spec.weight import (
+    ATTENTION,
+    COLUMN,
+    FEED_FORWARD,
+    REPLICATED,
+    ROUTER,
+    ROW,
+    Weight,
+    matrix,
+    norm,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -29,26 +29,15 @@ from headcount.spec.huggingface.parts import (
     embedding,
     gqa,
     layer_kinds,
-    matrix,
     mixer,
     model_from,
-    norm,
     norms,
     repeat_layers,
-    vector,
     window_of,
 )
 from headcount.spec.huggingface.style import Style, all_sliding, every
 from headcount.spec.model import FeedForward, LayerSpec, ModelSpec
-from headcount.spec.weight import (
-    ATTENTION,
-    COLUMN,
-    KV,
-    REPLICATED,
-    ROUTER,
-    ROW,
-    Weight,
-)
+from headcount.spec.weight import ATTENTION, COLUMN, KV, REPLICATED, ROUTER, ROW, Weight, matrix, norm, vector
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

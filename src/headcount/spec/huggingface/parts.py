@@ -20,7 +20,6 @@ from headcount.spec.weight import (
     FEED_FORWARD,
     HEAD,
     KV,
-    OTHER,
     REPLICATED,
     ROUTER,
     ROW,
@@ -298,10 +297,3 @@ MAX_POSITION_KEYS = (
     "model_max_length",
     "max_target_positions",
 )
-
-__all__ = [
-    "ATTENTION", "EMBEDDING", "FEED_FORWARD", "LAYER", "MAX_POSITION_KEYS", "OTHER", "PRE_NORMS", "SANDWICH_NORMS",
-    "STANDARD_KINDS", "HeadShape", "embedding", "experts", "gated", "gqa", "head_shape", "layer_kinds", "lm_head",
-    "matrix", "mixer", "model_from", "norm", "norms", "plain", "positions", "qk_norm", "repeat_layers",
-    "shared_experts", "vector", "window_of",
-]  # fmt: skip

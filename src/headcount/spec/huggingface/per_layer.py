@@ -24,17 +24,24 @@ from headcount.spec.huggingface.parts import (
     gqa,
     head_shape,
     layer_kinds,
-    matrix,
     mixer,
     model_from,
-    norm,
     norms,
     qk_norm,
     repeat_layers,
-    vector,
 )
 from headcount.spec.model import FeedForward, LayerSpec, ModelSpec
-from headcount.spec.weight import ATTENTION, CROSS_ATTENTION, OTHER, REPLICATED, ROUTER, Weight
+from headcount.spec.weight import (
+    ATTENTION,
+    CROSS_ATTENTION,
+    OTHER,
+    REPLICATED,
+    ROUTER,
+    Weight,
+    matrix,
+    norm,
+    vector,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

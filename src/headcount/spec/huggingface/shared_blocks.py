@@ -13,16 +13,7 @@ from __future__ import annotations
 from headcount.errors import ModelFileError
 from headcount.record import Record
 from headcount.spec.huggingface.keys import Keys
-from headcount.spec.huggingface.parts import (
-    HeadShape,
-    gqa,
-    layer_kinds,
-    matrix,
-    mixer,
-    model_from,
-    norm,
-    repeat_layers,
-)
+from headcount.spec.huggingface.parts import HeadShape, gqa, layer_kinds, mixer, model_from, repeat_layers
 from headcount.spec.huggingface.recurrent_parts import (
     Mamba2Shape,
     mamba2_state,
@@ -31,7 +22,17 @@ from headcount.spec.huggingface.recurrent_parts import (
     whole_heads,
 )
 from headcount.spec.model import FeedForward, LayerSpec, ModelSpec
-from headcount.spec.weight import ATTENTION, COLUMN, FEED_FORWARD, OTHER, REPLICATED, ROW, Weight
+from headcount.spec.weight import (
+    ATTENTION,
+    COLUMN,
+    FEED_FORWARD,
+    OTHER,
+    REPLICATED,
+    ROW,
+    Weight,
+    matrix,
+    norm,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

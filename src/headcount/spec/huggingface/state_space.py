@@ -23,10 +23,8 @@ from headcount.spec.huggingface.parts import (
     gqa,
     head_shape,
     layer_kinds,
-    matrix,
     mixer,
     model_from,
-    norm,
     norms,
     plain,
     repeat_layers,
@@ -46,7 +44,7 @@ from headcount.spec.huggingface.recurrent_parts import (
 )
 from headcount.spec.huggingface.shared_blocks import zamba2
 from headcount.spec.model import FeedForward, LayerSpec, ModelSpec
-from headcount.spec.weight import FEED_FORWARD, REPLICATED, SHARED_EXPERTS, Weight
+from headcount.spec.weight import FEED_FORWARD, REPLICATED, SHARED_EXPERTS, Weight, matrix, norm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from headcount.record import Record
 from headcount.spec.huggingface.keys import Keys
 from headcount.spec.huggingface.parts import (
-    LAYER,
     PRE_NORMS,
     HeadShape,
     gated,
@@ -19,7 +18,6 @@ from headcount.spec.huggingface.parts import (
     layer_kinds,
     mixer,
     model_from,
-    norm,
     norms,
     plain,
     qk_norm,
@@ -27,7 +25,7 @@ from headcount.spec.huggingface.parts import (
     window_of,
 )
 from headcount.spec.model import FeedForward, LayerSpec, ModelSpec
-from headcount.spec.weight import Weight
+from headcount.spec.weight import Weight, norm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -164,16 +162,3 @@ def build(keys: Keys, style: Style) -> ModelSpec:
         final_norm=final,
         head_bias=switch(keys, style.head_bias),
     )
-
-
-__all__ = [
-    "LAYER",
-    "Style",
-    "after_max_window_layers",
-    "all_full",
-    "all_sliding",
-    "build",
-    "every",
-    "style_shape",
-    "switch",
-]
