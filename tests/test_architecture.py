@@ -17,11 +17,15 @@ ARROWS = {
     "ledger": {"record"},
     "spec": FOUNDATION,
     "hardware": FOUNDATION,
+    "transformer": FOUNDATION | {"spec"},
     "cost": FOUNDATION | {"spec", "hardware"},
     "engines": FOUNDATION | {"spec", "hardware", "cost"},
     "planner": FOUNDATION | {"spec", "hardware", "cost", "engines"},
-    "report": FOUNDATION | {"spec", "hardware", "cost", "engines", "planner"},
-    "cli": FOUNDATION | {"spec", "hardware", "cost", "engines", "planner", "report"},
+    "experiments": FOUNDATION | {"spec", "hardware", "cost", "transformer"},
+    "explain": FOUNDATION | {"spec", "hardware", "cost", "transformer", "engines", "planner", "experiments"},
+    "report": FOUNDATION | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain"},
+    "cli": FOUNDATION
+    | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain", "report"},
     "__main__": {"cli"},
     "__init__": set(),
 }

@@ -6,6 +6,7 @@ HeadcountError              base; the command line prints it after "headcount: "
 |-- ModelFileError          a model file that is missing, damaged, lying or too large
 |-- UnsupportedModelError   a model type or layer kind that headcount does not know: refused by name
 |-- LayoutError             a parallel layout that the engine refuses
+|-- OperandError            tensors whose shapes, dtypes or devices an operation of the transformer cannot take
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ class UnsupportedModelError(HeadcountError):
 
 class LayoutError(HeadcountError):
     """A tensor, pipeline or data parallel layout that cannot be served."""
+
+
+class OperandError(HeadcountError):
+    """An operation's tensors do not match; the message names the operation, the shapes by letter and what was expected."""
 
 
 def nearest(given: str, allowed: Iterable[str], *, count: int = 3) -> list[str]:

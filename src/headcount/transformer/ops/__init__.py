@@ -1,0 +1,1 @@
+"""Operations: each file holds an equation, its gradient by hand, ``forward``, ``backward`` and the joined call."""
