@@ -1,0 +1,55 @@
+"""The one door to attention: operands checked, then the kernel that was named.
+
+naive      scores stored, four steps forward and back; the judge             (naive.py)
+composed   the same as separate operations, one node each on a tape          (composed.py)
+tiled      online softmax by tiles, O(n) memory, hand-derived backward       (tiled.py)
+fused      PyTorch's own kernel, where it computes the same thing            (fused.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxtyping import Float
+from torch import Tensor
+
+from headcount.errors import UnknownNameError
+from headcount.transformer.attention.composed import composed
+from headcount.transformer.attention.fused import fused
+from headcount.transformer.attention.naive import NAIVE
+from headcount.transformer.attention.rule import Rule, check_operands
+from headcount.transformer.attention.tiled import TILED
+
+KERNELS: dict[str, Callable[..., Tensor]] = {
+    "naive": NAIVE,
+    "composed": composed,
+    "tiled": TILED,
+    "fused": fused,
+}
+
+
+def attend(
+    q_BNTH: Float[Tensor, "B N T H"],
+    k_BKSH: Float[Tensor, "B K S H"],
+    v_BKSW: Float[Tensor, "B K S W"],
+    *,
+    rule: Rule | None = None,
+    sinks_N: Float[Tensor, " N"] | None = None,
+    kernel: str = "naive",
+) -> Float[Tensor, "B N T W"]:
+    """O = softmax(cap(Q K^T scale) + mask) V for N query heads over K key/value heads (K divides N).
+
+    ``rule`` gives mask, scale (default 1 / sqrt(H)), soft cap and the position of the first query; ``sinks_N`` is one
+    logit per query head that takes probability and gives nothing (gpt-oss). All kernels give the same values;
+    naive.py holds the equations.
+
+    Raises
+    ------
+    OperandError: shapes, dtypes or devices that do not belong together, or a rule the fused kernel cannot follow.
+    UnknownNameError: no such kernel.
+    """
+    if kernel not in KERNELS:
+        raise UnknownNameError(what="attention kernel", given=kernel, allowed=KERNELS)
+    asked = rule or Rule()
+    check_operands(q_BNTH, k_BKSH, v_BKSW, sinks_N, asked)
+    return KERNELS[kernel](q_BNTH, k_BKSH, v_BKSW, sinks_N, rule=asked)
