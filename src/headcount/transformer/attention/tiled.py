@@ -6,12 +6,13 @@ because exp(s - m) = exp(s - r) exp(r - m) for every term already in the sums. A
 
     lse = r + log l = log sum_j exp(s_j)
 
-is all that backward needs beside the operands: O(T) numbers instead of O(T S).
+is all that backward needs beside the operands: O(T) numbers instead of O(T S). It is kept as the pair (r, l), which rounds
+better than their joint logarithm.
 
 The reference moves only when a tile exceeds it by more than ``SLACK``: exp(SLACK) is far from overflow, so leaving it is
-exact too, and it saves a pass over the tile. A sink is one more term exp(sink - r) in l.
+exact too, and it saves a pass over most tiles. A sink is one more term exp(sink - r) in l.
 
-Backward. From lse every probability is recomputed as A = exp(S' - lse), tile by tile. With
+Backward. Every probability is recomputed as A = exp(S' - lse) = exp(S' - r) / l, tile by tile. With
 
     D_i = sum_j A_ij dA_ij = sum_j A_ij (dO_i . V_j) = dO_i . sum_j A_ij V_j = dO_i . O_i
 
@@ -19,12 +20,12 @@ the row dot of softmax's gradient needs no scores either, and per tile
 
     dV += A^T dO     dS' = A * (dO V^T - D)     dQ += scale dS' K     dK += scale dS'^T Q     dsink = -sum exp(sink - lse) D
 
-Two subtractions ride inside matrix products: a column -lse beside Q against a column of ones beside K makes
-[Q scale, -lse] [K, 1]^T = S' - lse, and [dO, -D] [V, 1]^T = dO V^T - D, so each tile costs five products, one exp and one
-multiplication (without a soft cap).
+Three row-wise steps are kept off the tile. A = E w with E = exp(S' - r) and w = 1 / l, one number per row, which is
+multiplied into dO and D instead. A column -r beside Q against a column of ones beside K makes [Q scale, -r] [K, 1]^T = S' - r, and
+[w dO, -w D] [V, 1]^T = w (dO V^T - D). Each tile costs five products, one exp and one multiplication (no soft cap).
 
 float16 and bfloat16 operands are computed in float32 tile by tile: errors are those of rounding the result.
-Saved: Q, K, V, sinks, O, lse. Sources: Milakov and Gimelshein 2018 (online softmax); Rabe and Staats 2021; Dao et al. 2022
+Saved: Q, K, V, sinks, O, r, l. Sources: Milakov and Gimelshein 2018 (online softmax); Rabe and Staats 2021; Dao et al. 2022
 (tiles, recomputation, D = dO.O); the folded columns and the kept reference are algebra on those.
 """
 
@@ -41,23 +42,25 @@ from headcount.transformer.attention.rule import Rule
 from headcount.transformer.ops.operation import Operation
 
 # Rows and keys of one tile, for one group of heads. Measured 2026-11-30, 2 cores with 1 MiB of level-2 cache each, float32,
-# 8 heads of 64, n = 4,096: 512 x 512 took 590 ms forward and backward, 256 x 512 671, 256 x 1,024 826, 128 x 512 700.
-TILE_ROWS = 512
-TILE_KEYS = 512
+# 8 heads of 64, n = 4,096: 512 x 512 took 590 ms forward and backward, 256 x 256 605, 256 x 512 671, 256 x 1,024 826,
+# 128 x 512 700. Sums of 256 terms also round better than sums of 512 (gradients of V: 10 % less error).
+TILE_ROWS = 256
+TILE_KEYS = 256
 # Tiles computed in one batched product: two keep both cores busy; more heads only when their tiles are small.
 TILE_PAIRS = 2 * TILE_ROWS * TILE_KEYS
-SLACK = 10.0
+SLACK = 2.0
 
 
 class Saved(NamedTuple):
-    """Operands, result and one log-sum-exp per row (B, N, T)."""
+    """Operands, result, and per row (B, N, T) the log-sum-exp as a pair: lse = reference + log(total)."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     sinks: Tensor | None
     o: Tensor
-    lse: Tensor
+    reference: Tensor
+    total: Tensor
     rule: Rule
 
 
@@ -136,13 +139,14 @@ def forward(
         streams = _Streams(q_BNTH, k_BKSH, rule)
         q, k, v = streams.grouped(q_BNTH), k_BKSH.flatten(0, 1), v_BKSW.flatten(0, 1)
         o_BNTW = torch.empty(*q_BNTH.shape[:3], v.shape[-1], dtype=q.dtype, device=q.device)
-        lse_BNT = torch.empty(q_BNTH.shape[:3], dtype=streams.dtype, device=q.device)
-        o, lse = streams.grouped(o_BNTW), streams.grouped(lse_BNT)
+        reference_BNT = torch.empty(q_BNTH.shape[:3], dtype=streams.dtype, device=q.device)
+        total_BNT = torch.empty_like(reference_BNT)
+        results = [streams.grouped(x) for x in (o_BNTW, reference_BNT, total_BNT)]
         for some in streams.chunks():
             k_one = _with_column(k[some], 1.0, streams.dtype)
-            v_one = _with_column(v[some], 1.0, streams.dtype)
+            v_some = v[some].to(streams.dtype)
             for queries in streams.query_tiles():
-                rows = _Rows(streams, q[some, :, queries], v_one.shape[-1])
+                rows = _Rows(streams, q[some, :, queries], v_some.shape[-1])
                 for keys in streams.key_tiles():
                     coverage = streams.coverage(queries, keys)
                     if coverage == NONE:
@@ -150,23 +154,23 @@ def forward(
                     scores = rows.scores(k_one[:, keys])
                     if coverage != ALL:
                         streams.forbid(scores, some, queries, keys)
-                    rows.absorb(scores, v_one[:, keys])
+                    rows.absorb(scores, v_some[:, keys])
                 if sinks_N is not None:
                     rows.absorb_sink(streams.sink_rows(sinks_N, some, queries.stop - queries.start))
-                o_tile, lse_tile = rows.finish()
-                o[some, :, queries] = o_tile.view(o[some, :, queries].shape)
-                lse[some, :, queries] = lse_tile.view(lse[some, :, queries].shape)
-    return o_BNTW, Saved(q_BNTH, k_BKSH, v_BKSW, sinks_N, o_BNTW, lse_BNT, rule)
+                for whole, tile in zip(results, rows.finish(), strict=True):
+                    whole[some, :, queries] = tile.view(whole[some, :, queries].shape)
+    return o_BNTW, Saved(q_BNTH, k_BKSH, v_BKSW, sinks_N, o_BNTW, reference_BNT, total_BNT, rule)
 
 
 class _Rows:
-    """The running state of a tile of rows: reference r, and o with l as its last column (V carries a column of ones)."""
+    """The running state of a tile of rows: reference r, l and o."""
 
     def __init__(self, streams: _Streams, q_tile: Tensor, width: int) -> None:
         self.soft_cap = streams.rule.soft_cap
         self.q = _with_column(q_tile * streams.scale, 0.0, streams.dtype).flatten(1, 2)
         count, rows = self.q.shape[:2]
         self.reference = self.q.new_zeros(count, rows, 1)
+        self.total = self.q.new_zeros(count, rows, 1)
         self.sums = self.q.new_zeros(count, rows, width)
         # Rows that have met no allowed key yet have no reference.
         self.fresh: Tensor | None = torch.ones(count, rows, 1, dtype=torch.bool, device=self.q.device)
@@ -190,12 +194,14 @@ class _Rows:
         if self.fresh is not None or bool((highest > SLACK).any()):
             step = self._move(highest)
             scores.sub_(step)
-        self.sums.baddbmm_(scores.exp_(), v_tile)
+        # A pass of its own for l: a column of ones in V would give it too, but rounds worse (sums of 256 in a row).
+        self.total += scores.exp_().sum(-1, keepdim=True)
+        self.sums.baddbmm_(scores, v_tile)
 
     def absorb_sink(self, sink: Tensor) -> None:
         """A key of logit ``sink`` whose value is zero: only l grows."""
         self._move(sink - self.reference)
-        self.sums[..., -1:] += torch.exp(sink - self.reference)
+        self.total += torch.exp(sink - self.reference)
 
     def _move(self, highest: Tensor) -> Tensor:
         """Put the reference at the new maximum (never down, except where there was none); return the distance."""
@@ -210,36 +216,35 @@ class _Rows:
             self.fresh = still if bool(still.any()) else None
         self.reference += step
         self.q[..., -1:] -= step
+        self.total *= shrink
         self.sums *= shrink
         return step
 
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """``(O, lse)``; a row without any key gives zeros and lse = -inf."""
-        total = self.sums[..., -1:]
-        o = self.sums[..., :-1] / total.masked_fill(total == 0, 1.0)
-        return o, (self.reference + torch.log(total)).squeeze(-1)
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``(O, r, l)``; a row without any key gives O = 0 and l = 0."""
+        o = self.sums / self.total.masked_fill(self.total == 0, 1.0)
+        return o, self.reference.squeeze(-1), self.total.squeeze(-1)
 
 
 def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
-    """Return ``(dQ, dK, dV, dsinks)``, probabilities recomputed tile by tile from lse."""
-    q_BNTH, k_BKSH, v_BKSW, sinks_N, o_BNTW, lse_BNT, rule = saved
+    """Return ``(dQ, dK, dV, dsinks)``, probabilities recomputed tile by tile from (r, l)."""
+    q_BNTH, k_BKSH, v_BKSW, sinks_N, o_BNTW, reference_BNT, total_BNT, rule = saved
     streams = _Streams(q_BNTH, k_BKSH, rule)
     dtype = streams.dtype
     q, k, v = streams.grouped(q_BNTH), k_BKSH.flatten(0, 1), v_BKSW.flatten(0, 1)
-    d_out = streams.grouped(d_o)
     dot_BNT = (d_o.to(dtype) * o_BNTW).sum(-1)
-    lse, dot = streams.grouped(lse_BNT), streams.grouped(dot_BNT)
+    # A row without any key takes no part.
+    w_BNT = (1 / total_BNT).masked_fill(total_BNT == 0, 0.0)
+    rows = [streams.grouped(x) for x in (d_o, reference_BNT, w_BNT, dot_BNT)]
     d_q = torch.empty_like(q_BNTH, memory_format=torch.contiguous_format)
     d_k, d_v = torch.empty_like(k), torch.empty_like(v)
     d_q_streams = d_q.view(q.shape)
     for some in streams.chunks():
-        pieces = _backward_chunk(
-            streams, some, (q[some], k[some], v[some]), (d_out[some], lse[some], dot[some])
-        )
+        pieces = _backward_chunk(streams, some, (q[some], k[some], v[some]), [x[some] for x in rows])
         d_q_streams[some], d_k[some], d_v[some] = pieces
     d_sinks = None
     if sinks_N is not None:
-        a_sink = torch.exp(sinks_N.to(dtype)[None, :, None] - lse_BNT)
+        a_sink = torch.exp(sinks_N.to(dtype)[None, :, None] - reference_BNT) * w_BNT
         d_sinks = -(a_sink * dot_BNT).sum((0, 2)).to(sinks_N.dtype)
     return d_q, d_k.view(k_BKSH.shape), d_v.view(v_BKSW.shape), d_sinks
 
@@ -248,10 +253,10 @@ def _backward_chunk(
     streams: _Streams,
     some: slice,
     operands: tuple[Tensor, Tensor, Tensor],
-    rows: tuple[Tensor, Tensor, Tensor],
+    rows: list[Tensor],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK, dV of one chunk of streams; ``rows`` are dO, lse and D."""
-    (q, k, v), (d_out, lse, dot) = operands, rows
+    """dQ, dK, dV of one chunk of streams; ``rows`` are dO, r, w and D."""
+    (q, k, v), (d_out, reference, w, dot) = operands, rows
     dtype, cap = streams.dtype, streams.rule.soft_cap
     k_one, v_one = _with_column(k, 1.0, dtype), _with_column(v, 1.0, dtype)
     d_q = torch.zeros(q.shape, dtype=dtype, device=q.device)
@@ -262,8 +267,11 @@ def _backward_chunk(
     pairs = len(k) * streams.G * streams.step * min(streams.S, TILE_KEYS)
     buffers = torch.empty(2, pairs, dtype=dtype, device=q.device)
     for queries in streams.query_tiles():
-        q_tile = _with_column(q[:, :, queries] * streams.scale, -lse[:, :, queries], dtype).flatten(1, 2)
-        g_tile = _with_column(d_out[:, :, queries], -dot[:, :, queries], dtype).flatten(1, 2)
+        q_tile = _with_column(q[:, :, queries] * streams.scale, -reference[:, :, queries], dtype).flatten(
+            1, 2
+        )
+        g_tile = _with_column(d_out[:, :, queries], -dot[:, :, queries], dtype)
+        g_tile = g_tile.mul_(w[:, :, queries, None]).flatten(1, 2)
         d_q_tile = torch.zeros_like(q_tile[..., :-1])
         for keys in streams.key_tiles():
             coverage = streams.coverage(queries, keys)
@@ -271,13 +279,13 @@ def _backward_chunk(
                 continue
             k_tile, v_tile = k_one[:, keys], v_one[:, keys]
             shape = (len(k), q_tile.shape[1], k_tile.shape[1])
-            a, d_s = (buffers[index, : shape[0] * shape[1] * shape[2]].view(shape) for index in (0, 1))
-            slope = _probabilities(a, q_tile, k_tile, cap)
+            e, d_s = (buffers[index, : shape[0] * shape[1] * shape[2]].view(shape) for index in (0, 1))
+            slope = _distances(e, q_tile, k_tile, cap)
             if coverage != ALL:
-                streams.forbid(a, some, queries, keys)
-            a.exp_()
-            d_v[:, keys].baddbmm_(a.transpose(1, 2), g_tile[..., :-1])
-            torch.bmm(g_tile, v_tile.transpose(1, 2), out=d_s).mul_(a)
+                streams.forbid(e, some, queries, keys)
+            e.exp_()
+            d_v[:, keys].baddbmm_(e.transpose(1, 2), g_tile[..., :-1])
+            torch.bmm(g_tile, v_tile.transpose(1, 2), out=d_s).mul_(e)
             if slope is not None:
                 d_s.mul_(slope)
             d_q_tile.baddbmm_(d_s, k_tile[..., :-1], alpha=streams.scale)
@@ -286,8 +294,8 @@ def _backward_chunk(
     return d_q, d_k, d_v
 
 
-def _probabilities(out: Tensor, q_tile: Tensor, k_tile: Tensor, cap: float | None) -> Tensor | None:
-    """Write S' - lse into ``out``; return the cap's slope 1 - tanh^2 when there is a cap."""
+def _distances(out: Tensor, q_tile: Tensor, k_tile: Tensor, cap: float | None) -> Tensor | None:
+    """Write S' - r into ``out``; return the cap's slope 1 - tanh^2 when there is a cap."""
     if cap is None:
         torch.bmm(q_tile, k_tile.transpose(1, 2), out=out)
         return None
