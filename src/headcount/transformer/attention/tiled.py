@@ -10,7 +10,8 @@ is all that backward needs beside the operands: O(T) numbers instead of O(T S). 
 better than their joint logarithm.
 
 The reference moves only when a tile exceeds it by more than ``SLACK``: exp(SLACK) is far from overflow, so leaving it is
-exact too, and it saves a pass over most tiles. A sink is one more term exp(sink - r) in l.
+exact too. Often no later key can exceed it by much: |s_ij| <= scale |q_i| max_j |k_j| (Cauchy and Schwarz), and when that bound
+is below r + ``ROOM`` for every row, later tiles need no maximum at all. A sink is one more term exp(sink - r) in l.
 
 Backward. Every probability is recomputed as A = exp(S' - lse) = exp(S' - r) / l, tile by tile. With
 
@@ -21,9 +22,10 @@ the row dot of softmax's gradient needs no scores either, and per tile
     dV += A^T dO     dS' = A * (dO V^T - D)     dQ += scale dS' K     dK += scale dS'^T Q     dsink = -sum exp(sink - lse) D
 
 Three row-wise steps are kept off the tile. A = E w with E = exp(S' - r) and w = 1 / l, one number per row, which is
-multiplied into dO and D instead. A column -r beside Q against a column of ones beside K makes [Q scale, -r] [K, 1]^T = S' - r, and
-[w dO, -w D] [V, 1]^T = w (dO V^T - D). Each tile costs five products, one exp and one multiplication (no soft cap).
+multiplied into dO and D instead. A column -r beside Q against a column of ones beside K makes
+[Q scale, -r] [K, 1]^T = S' - r, and [w dO, -w D] [V, 1]^T = w (dO V^T - D). Each tile costs five products, one exp and one multiplication (no soft cap).
 
+Exponents are kept in base 2 (S' log2 e, and so r): exp2 is what hardware computes, and here three times as fast as exp.
 float16 and bfloat16 operands are computed in float32 tile by tile: errors are those of rounding the result.
 Saved: Q, K, V, sinks, O, r, l. Sources: Milakov and Gimelshein 2018 (online softmax); Rabe and Staats 2021; Dao et al. 2022
 (tiles, recomputation, D = dO.O); the folded columns and the kept reference are algebra on those.
@@ -31,6 +33,7 @@ Saved: Q, K, V, sinks, O, r, l. Sources: Milakov and Gimelshein 2018 (online sof
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -40,6 +43,7 @@ from torch import Tensor
 from headcount.transformer.attention.masks import ALL, NONE
 from headcount.transformer.attention.rule import Rule
 from headcount.transformer.ops.operation import Operation
+from headcount.units import round_up
 
 # Rows and keys of one tile, for one group of heads. Measured 2026-11-30, 2 cores with 1 MiB of level-2 cache each, float32,
 # 8 heads of 64, n = 4,096: 512 x 512 took 590 ms forward and backward, 256 x 256 605, 256 x 512 671, 256 x 1,024 826,
@@ -48,11 +52,14 @@ TILE_ROWS = 256
 TILE_KEYS = 256
 # Tiles computed in one batched product: two keep both cores busy; more heads only when their tiles are small.
 TILE_PAIRS = 2 * TILE_ROWS * TILE_KEYS
-SLACK = 2.0
+SLACK = 3.0
+# 2**ROOM times any number of keys stays far inside float32 (2**128 is its end).
+ROOM = 90.0
+LOG2_E = 1 / math.log(2)
 
 
 class Saved(NamedTuple):
-    """Operands, result, and per row (B, N, T) the log-sum-exp as a pair: lse = reference + log(total)."""
+    """Operands, result, and per row (B, N, T) the log-sum-exp as a pair: lse = reference ln 2 + ln total."""
 
     q: Tensor
     k: Tensor
@@ -123,12 +130,21 @@ class _Streams:
         return per_stream[:, :, None].expand(-1, -1, t).reshape(len(per_stream), -1, 1)
 
 
-def _with_column(x: Tensor, column: Tensor | float, dtype: torch.dtype) -> Tensor:
-    """[x, column]: a copy in ``dtype`` one column wider."""
-    out = torch.empty(*x.shape[:-1], x.shape[-1] + 1, dtype=dtype, device=x.device)
-    out[..., :-1] = x
+def _with_column(x: Tensor, column: Tensor | float, dtype: torch.dtype, factor: float = 1.0) -> Tensor:
+    """[factor x, column]: a copy in ``dtype`` one column wider, its rows aligned to 64 bytes (matrix products like that)."""
+    width = x.shape[-1] + 1
+    out = torch.empty(*x.shape[:-1], round_up(width, 16), dtype=dtype, device=x.device)[..., :width]
+    # The product is taken in ``dtype``, not in the 16 bits that x may have.
+    out[..., :-1].copy_(x)
+    if factor != 1:
+        out[..., :-1] *= factor
     out[..., -1] = column
     return out
+
+
+def _longest(k: Tensor) -> Tensor:
+    """max_j |k_j| per stream, (streams, 1, 1); 0 without keys."""
+    return torch.nn.functional.pad(k.norm(dim=-1), (0, 1)).amax(-1)[:, None, None]
 
 
 def forward(
@@ -145,8 +161,9 @@ def forward(
         for some in streams.chunks():
             k_one = _with_column(k[some], 1.0, streams.dtype)
             v_some = v[some].to(streams.dtype)
+            longest_key = _longest(k_one[..., :-1])
             for queries in streams.query_tiles():
-                rows = _Rows(streams, q[some, :, queries], v_some.shape[-1])
+                rows = _Rows(streams, q[some, :, queries], longest_key, v_some.shape[-1])
                 for keys in streams.key_tiles():
                     coverage = streams.coverage(queries, keys)
                     if coverage == NONE:
@@ -165,10 +182,13 @@ def forward(
 class _Rows:
     """The running state of a tile of rows: reference r, l and o."""
 
-    def __init__(self, streams: _Streams, q_tile: Tensor, width: int) -> None:
+    def __init__(self, streams: _Streams, q_tile: Tensor, longest_key: Tensor, width: int) -> None:
         self.soft_cap = streams.rule.soft_cap
-        self.q = _with_column(q_tile * streams.scale, 0.0, streams.dtype).flatten(1, 2)
+        self.q = _with_column(q_tile, 0.0, streams.dtype, streams.scale * LOG2_E).flatten(1, 2)
         count, rows = self.q.shape[:2]
+        # No score of a row can exceed this (a soft cap only shrinks scores).
+        self.bound = self.q.norm(dim=-1, keepdim=True) * longest_key
+        self.bounded = False
         self.reference = self.q.new_zeros(count, rows, 1)
         self.total = self.q.new_zeros(count, rows, 1)
         self.sums = self.q.new_zeros(count, rows, width)
@@ -186,31 +206,34 @@ class _Rows:
         if self.soft_cap is None:
             return torch.bmm(self.q, k_tile.transpose(1, 2), out=out)
         torch.bmm(self.q[..., :-1], k_tile[..., :-1].transpose(1, 2), out=out)
-        return out.div_(self.soft_cap).tanh_().mul_(self.soft_cap).sub_(self.reference)
+        cap = self.soft_cap * LOG2_E
+        return out.div_(cap).tanh_().mul_(cap).sub_(self.reference)
 
     def absorb(self, scores: Tensor, v_tile: Tensor) -> None:
-        """Add exp(scores) and exp(scores) V to the sums, moving the reference first where it must move."""
-        highest = scores.amax(-1, keepdim=True)
-        if self.fresh is not None or bool((highest > SLACK).any()):
-            step = self._move(highest)
-            scores.sub_(step)
+        """Add 2^scores and 2^scores V to the sums, moving the reference first where it must move."""
+        if not self.bounded:
+            highest = scores.amax(-1, keepdim=True)
+            if self.fresh is not None or bool((highest > SLACK).any()):
+                scores.sub_(self._move(highest))
+            # NaN compares as False: such rows keep the careful path.
+            self.bounded = self.fresh is None and bool((self.bound - self.reference < ROOM).all())
         # A pass of its own for l: a column of ones in V would give it too, but rounds worse (sums of 256 in a row).
-        self.total += scores.exp_().sum(-1, keepdim=True)
+        self.total += scores.exp2_().sum(-1, keepdim=True)
         self.sums.baddbmm_(scores, v_tile)
 
     def absorb_sink(self, sink: Tensor) -> None:
         """A key of logit ``sink`` whose value is zero: only l grows."""
-        self._move(sink - self.reference)
-        self.total += torch.exp(sink - self.reference)
+        self._move(sink * LOG2_E - self.reference)
+        self.total += torch.exp2(sink * LOG2_E - self.reference)
 
     def _move(self, highest: Tensor) -> Tensor:
         """Put the reference at the new maximum (never down, except where there was none); return the distance."""
         step = highest.clamp_min(0)
-        shrink = torch.exp(-step)
+        shrink = torch.exp2(-step)
         if self.fresh is not None:
             nothing = highest == -torch.inf
             step = torch.where(self.fresh, highest.masked_fill(nothing, 0.0), step)
-            # Nothing has been summed yet: 0 times exp(-step) must stay 0 when step is far below zero.
+            # Nothing has been summed yet: 0 times 2^-step must stay 0 when step is far below zero.
             shrink = shrink.masked_fill(self.fresh, 1.0)
             still = self.fresh & nothing
             self.fresh = still if bool(still.any()) else None
@@ -244,65 +267,71 @@ def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
         d_q_streams[some], d_k[some], d_v[some] = pieces
     d_sinks = None
     if sinks_N is not None:
-        a_sink = torch.exp(sinks_N.to(dtype)[None, :, None] - reference_BNT) * w_BNT
+        a_sink = torch.exp2(sinks_N.to(dtype)[None, :, None] * LOG2_E - reference_BNT) * w_BNT
         d_sinks = -(a_sink * dot_BNT).sum((0, 2)).to(sinks_N.dtype)
     return d_q, d_k.view(k_BKSH.shape), d_v.view(v_BKSW.shape), d_sinks
 
 
 def _backward_chunk(
-    streams: _Streams,
-    some: slice,
-    operands: tuple[Tensor, Tensor, Tensor],
-    rows: list[Tensor],
+    streams: _Streams, some: slice, operands: tuple[Tensor, Tensor, Tensor], rows: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ, dK, dV of one chunk of streams; ``rows`` are dO, r, w and D."""
     (q, k, v), (d_out, reference, w, dot) = operands, rows
     dtype, cap = streams.dtype, streams.rule.soft_cap
-    k_one, v_one = _with_column(k, 1.0, dtype), _with_column(v, 1.0, dtype)
-    d_q = torch.zeros(q.shape, dtype=dtype, device=q.device)
-    d_k, d_v = (
-        torch.zeros(k.shape, dtype=dtype, device=k.device),
-        torch.zeros(v.shape, dtype=dtype, device=v.device),
-    )
-    pairs = len(k) * streams.G * streams.step * min(streams.S, TILE_KEYS)
-    buffers = torch.empty(2, pairs, dtype=dtype, device=q.device)
+    tiles = []
     for queries in streams.query_tiles():
-        q_tile = _with_column(q[:, :, queries] * streams.scale, -reference[:, :, queries], dtype).flatten(
-            1, 2
-        )
+        q_tile = _with_column(q[:, :, queries], -reference[:, :, queries], dtype, streams.scale * LOG2_E)
         g_tile = _with_column(d_out[:, :, queries], -dot[:, :, queries], dtype)
-        g_tile = g_tile.mul_(w[:, :, queries, None]).flatten(1, 2)
-        d_q_tile = torch.zeros_like(q_tile[..., :-1])
-        for keys in streams.key_tiles():
+        g_tile.mul_(w[:, :, queries, None])
+        # Sums go into tiles of their own: a batched product is fast into contiguous memory only.
+        d_q_tile = torch.zeros(
+            len(k), q_tile.shape[1] * q_tile.shape[2], q.shape[-1], dtype=dtype, device=q.device
+        )
+        tiles.append((queries, q_tile.flatten(1, 2), g_tile.flatten(1, 2), d_q_tile))
+    buffers = q.new_empty(2, len(k) * streams.G * streams.step * min(streams.S, TILE_KEYS), dtype=dtype)
+    d_k, d_v = (
+        torch.empty(k.shape, dtype=dtype, device=k.device),
+        torch.empty(v.shape, dtype=dtype, device=v.device),
+    )
+    for keys in streams.key_tiles():
+        k_tile, v_tile = _with_column(k[:, keys], 1.0, dtype), _with_column(v[:, keys], 1.0, dtype)
+        d_k_tile, d_v_tile = (
+            torch.zeros_like(x[..., :-1], memory_format=torch.contiguous_format) for x in (k_tile, v_tile)
+        )
+        for queries, q_tile, g_tile, d_q_tile in tiles:
             coverage = streams.coverage(queries, keys)
             if coverage == NONE:
                 continue
-            k_tile, v_tile = k_one[:, keys], v_one[:, keys]
             shape = (len(k), q_tile.shape[1], k_tile.shape[1])
             e, d_s = (buffers[index, : shape[0] * shape[1] * shape[2]].view(shape) for index in (0, 1))
             slope = _distances(e, q_tile, k_tile, cap)
             if coverage != ALL:
                 streams.forbid(e, some, queries, keys)
-            e.exp_()
-            d_v[:, keys].baddbmm_(e.transpose(1, 2), g_tile[..., :-1])
+            e.exp2_()
+            d_v_tile.baddbmm_(e.transpose(1, 2), g_tile[..., :-1])
             torch.bmm(g_tile, v_tile.transpose(1, 2), out=d_s).mul_(e)
             if slope is not None:
                 d_s.mul_(slope)
             d_q_tile.baddbmm_(d_s, k_tile[..., :-1], alpha=streams.scale)
-            d_k[:, keys].baddbmm_(d_s.transpose(1, 2), q_tile[..., :-1])
-        d_q[:, :, queries] = d_q_tile.view(d_q[:, :, queries].shape)
-    return d_q, d_k, d_v
+            d_k_tile.baddbmm_(d_s.transpose(1, 2), q_tile[..., :-1])
+        # The tile of Q carries log2 e, which is no part of the gradient.
+        d_k[:, keys], d_v[:, keys] = d_k_tile.mul_(1 / LOG2_E), d_v_tile
+    d_q = [
+        d_q_tile.view(len(k), streams.G, queries.stop - queries.start, q.shape[-1])
+        for queries, _, _, d_q_tile in tiles
+    ]
+    return torch.cat(d_q, 2) if d_q else torch.zeros_like(q), d_k, d_v
 
 
 def _distances(out: Tensor, q_tile: Tensor, k_tile: Tensor, cap: float | None) -> Tensor | None:
-    """Write S' - r into ``out``; return the cap's slope 1 - tanh^2 when there is a cap."""
+    """Write S' log2 e - r into ``out``; return the cap's slope 1 - tanh^2 when there is a cap."""
     if cap is None:
         torch.bmm(q_tile, k_tile.transpose(1, 2), out=out)
         return None
     torch.bmm(q_tile[..., :-1], k_tile[..., :-1].transpose(1, 2), out=out)
-    tanh = out.div_(cap).tanh_()
+    tanh = out.div_(cap * LOG2_E).tanh_()
     slope = 1 - tanh.square()
-    out.mul_(cap).add_(q_tile[..., -1:])
+    out.mul_(cap * LOG2_E).add_(q_tile[..., -1:])
     return slope
 
 
