@@ -23,7 +23,8 @@ the row dot of softmax's gradient needs no scores either, and per tile
 
 Three row-wise steps are kept off the tile. A = E w with E = exp(S' - r) and w = 1 / l, one number per row, which is
 multiplied into dO and D instead. A column -r beside Q against a column of ones beside K makes
-[Q scale, -r] [K, 1]^T = S' - r, and [w dO, -w D] [V, 1]^T = w (dO V^T - D). Each tile costs five products, one exp and one multiplication (no soft cap).
+[Q scale, -r] [K, 1]^T = S' - r, and [w dO, -w D] [V, 1]^T = w (dO V^T - D). Each tile costs five products, one exp and
+one multiplication (no soft cap).
 
 Exponents are kept in base 2 (S' log2 e, and so r): exp2 is what hardware computes, and here three times as fast as exp.
 float16 and bfloat16 operands are computed in float32 tile by tile: errors are those of rounding the result.
@@ -52,6 +53,8 @@ TILE_ROWS = 256
 TILE_KEYS = 256
 # Tiles computed in one batched product: two keep both cores busy; more heads only when their tiles are small.
 TILE_PAIRS = 2 * TILE_ROWS * TILE_KEYS
+# Rows summed in one go for the gradients of K and V: their error falls by 12 % from 256 to 64, for 5 % of the time.
+PIECE = 64
 SLACK = 3.0
 # 2**ROOM times any number of keys stays far inside float32 (2**128 is its end).
 ROOM = 90.0
@@ -308,12 +311,12 @@ def _backward_chunk(
             if coverage != ALL:
                 streams.forbid(e, some, queries, keys)
             e.exp2_()
-            d_v_tile.baddbmm_(e.transpose(1, 2), g_tile[..., :-1])
+            _add_over_rows(d_v_tile, e, g_tile[..., :-1])
             torch.bmm(g_tile, v_tile.transpose(1, 2), out=d_s).mul_(e)
             if slope is not None:
                 d_s.mul_(slope)
             d_q_tile.baddbmm_(d_s, k_tile[..., :-1], alpha=streams.scale)
-            d_k_tile.baddbmm_(d_s.transpose(1, 2), q_tile[..., :-1])
+            _add_over_rows(d_k_tile, d_s, q_tile[..., :-1])
         # The tile of Q carries log2 e, which is no part of the gradient.
         d_k[:, keys], d_v[:, keys] = d_k_tile.mul_(1 / LOG2_E), d_v_tile
     d_q = [
@@ -321,6 +324,19 @@ def _backward_chunk(
         for queries, _, _, d_q_tile in tiles
     ]
     return torch.cat(d_q, 2) if d_q else torch.zeros_like(q), d_k, d_v
+
+
+def _add_over_rows(total: Tensor, tile: Tensor, x: Tensor) -> None:
+    """total += tile^T x, the sum over rows in pieces of ``PIECE``: a library sums a product's terms one after another."""
+    streams, rows = tile.shape[:2]
+    if rows % PIECE or rows == PIECE:
+        total.baddbmm_(tile.transpose(1, 2), x)
+        return
+    parts = torch.bmm(
+        tile.view(-1, PIECE, tile.shape[2]).transpose(1, 2),
+        x.reshape(-1, PIECE, x.shape[2]),
+    )
+    total += parts.view(streams, rows // PIECE, *parts.shape[1:]).sum(1)
 
 
 def _distances(out: Tensor, q_tile: Tensor, k_tile: Tensor, cap: float | None) -> Tensor | None:
