@@ -266,8 +266,8 @@ def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
     d_k, d_v = torch.empty_like(k), torch.empty_like(v)
     d_q_streams = d_q.view(q.shape)
     for some in streams.chunks():
-        pieces = _backward_chunk(streams, some, (q[some], k[some], v[some]), [x[some] for x in rows])
-        d_q_streams[some], d_k[some], d_v[some] = pieces
+        operands, gradients = (q[some], k[some], v[some]), (d_q_streams[some], d_k[some], d_v[some])
+        _backward_chunk(streams, some, operands, [x[some] for x in rows], gradients)
     d_sinks = None
     if sinks_N is not None:
         a_sink = torch.exp2(sinks_N.to(dtype)[None, :, None] * LOG2_E - reference_BNT) * w_BNT
@@ -276,10 +276,14 @@ def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
 
 
 def _backward_chunk(
-    streams: _Streams, some: slice, operands: tuple[Tensor, Tensor, Tensor], rows: list[Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ, dK, dV of one chunk of streams; ``rows`` are dO, r, w and D."""
-    (q, k, v), (d_out, reference, w, dot) = operands, rows
+    streams: _Streams,
+    some: slice,
+    operands: tuple[Tensor, Tensor, Tensor],
+    rows: list[Tensor],
+    gradients: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Write dQ, dK, dV of one chunk of streams into ``gradients``; ``rows`` are dO, r, w and D."""
+    (q, k, v), (d_out, reference, w, dot), (d_q, d_k, d_v) = operands, rows, gradients
     dtype, cap = streams.dtype, streams.rule.soft_cap
     tiles = []
     for queries in streams.query_tiles():
@@ -292,10 +296,6 @@ def _backward_chunk(
         )
         tiles.append((queries, q_tile.flatten(1, 2), g_tile.flatten(1, 2), d_q_tile))
     buffers = q.new_empty(2, len(k) * streams.G * streams.step * min(streams.S, TILE_KEYS), dtype=dtype)
-    d_k, d_v = (
-        torch.empty(k.shape, dtype=dtype, device=k.device),
-        torch.empty(v.shape, dtype=dtype, device=v.device),
-    )
     for keys in streams.key_tiles():
         k_tile, v_tile = _with_column(k[:, keys], 1.0, dtype), _with_column(v[:, keys], 1.0, dtype)
         d_k_tile, d_v_tile = (
@@ -319,11 +319,8 @@ def _backward_chunk(
             _add_over_rows(d_k_tile, d_s, q_tile[..., :-1])
         # The tile of Q carries log2 e, which is no part of the gradient.
         d_k[:, keys], d_v[:, keys] = d_k_tile.mul_(1 / LOG2_E), d_v_tile
-    d_q = [
-        d_q_tile.view(len(k), streams.G, queries.stop - queries.start, q.shape[-1])
-        for queries, _, _, d_q_tile in tiles
-    ]
-    return torch.cat(d_q, 2) if d_q else torch.zeros_like(q), d_k, d_v
+    for queries, _, _, d_q_tile in tiles:
+        d_q[:, :, queries] = d_q_tile.view(d_q[:, :, queries].shape)
 
 
 def _add_over_rows(total: Tensor, tile: Tensor, x: Tensor) -> None:
