@@ -38,8 +38,8 @@ class Shapes(NamedTuple):
 def forward_add(a: Tensor, b: Tensor) -> tuple[Tensor, Shapes]:
     """Return ``(a + b, saved)``."""
     bind("add", a=(a, "..."), b=(b, "..."))
-    _broadcast("add", a, b, a.shape, b.shape)
-    return a + b, Shapes(a.shape, b.shape)
+    with _Broadcasting("add", a, b):
+        return a + b, Shapes(a.shape, b.shape)
 
 
 def backward_add(saved: Shapes, d_out: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,8 +74,8 @@ class Matrices(NamedTuple):
 def forward_product(a: Tensor, b: Tensor, *, transpose_b: bool = False) -> tuple[Tensor, Matrices]:
     """Return ``(A B, saved)``, or A B^T with ``transpose_b``."""
     bind("product", a=(a, "... T D"), b=(b, "... S D" if transpose_b else "... D S"))
-    _broadcast("product", a, b, a.shape[:-2], b.shape[:-2])
-    return a @ (b.mT if transpose_b else b), Matrices(a, b, transpose_b)
+    with _Broadcasting("product", a, b):
+        return a @ (b.mT if transpose_b else b), Matrices(a, b, transpose_b)
 
 
 def backward_product(saved: Matrices, d_out: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,11 +160,18 @@ def total(x: Float[Tensor, ...]) -> Float[Tensor, ""]:
     return loss
 
 
-def _broadcast(op: str, a: Tensor, b: Tensor, a_lead: torch.Size, b_lead: torch.Size) -> None:
-    try:
-        torch.broadcast_shapes(a_lead, b_lead)  # type: ignore[no-untyped-call]
-    except RuntimeError:
-        raise OperandError(
-            f"{op}: a {tuple(a.shape)} and b {tuple(b.shape)} do not broadcast; "
-            f"sizes must be equal or 1 in {tuple(a_lead)} and {tuple(b_lead)}"
-        ) from None
+class _Broadcasting:
+    """Name the operands when PyTorch finds that they do not broadcast; free of cost when they do."""
+
+    def __init__(self, op: str, a: Tensor, b: Tensor) -> None:
+        self.what = (op, a, b)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, RuntimeError):
+            op, a, b = self.what
+            raise OperandError(
+                f"{op}: a {tuple(a.shape)} and b {tuple(b.shape)} do not broadcast; sizes must be equal or 1"
+            ) from None
