@@ -1,0 +1,1 @@
+"""Blocks: sub-layers, their norms and the residual stream that runs past them."""

@@ -1,0 +1,1 @@
+"""Stacks: whole transformers, from token ids to logits."""

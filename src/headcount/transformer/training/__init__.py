@@ -1,0 +1,1 @@
+"""Training: tasks, schedules, the loop, checkpoints, several processes."""
