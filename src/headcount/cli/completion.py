@@ -24,6 +24,7 @@ _SCRIPT = """# headcount completion; load with: source <(headcount completion {s
         --engine) words="{engines}" ;;
         --weights) words="{weights}" ;;
         --kv) words="{kv}" ;;
+        --model) words="{models}" ;;
         *) if [ "$COMP_CWORD" -eq 1 ]; then words="{commands}"
            else case "${{COMP_WORDS[1]}}" in
 {options}
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         raise UnknownNameError(what="shell", given=args.shell, allowed=_PRELUDES)
     from headcount.cost.weights import PLAIN_BYTES
     from headcount.engines import ENGINES
+    from headcount.experiments.registry import EXPERIMENTS
+    from headcount.explain.topics import TOPICS
     from headcount.hardware import accelerators
     from headcount.spec import catalogue
     from headcount.spec.kv_format import KV_FORMATS
@@ -61,10 +64,18 @@ def run(args: argparse.Namespace) -> int:
     models = " ".join(model["name"] for model in catalogue.index())
     rows = []
     for command in COMMANDS:
-        parser = import_module("headcount.cli." + command).make_parser()
+        module = import_module("headcount.cli." + command)
+        parser = module.make_parser()
         options = " ".join(option for action in parser._actions for option in action.option_strings)
-        if any(action.dest == "model" for action in parser._actions):
+        places = {action.dest for action in parser._actions if not action.option_strings}
+        if "model" in places:
             options += f" $([ $COMP_CWORD -eq 2 ] && echo {models})"
+        if "topic" in places:
+            options += f" $([ $COMP_CWORD -eq 2 ] && echo {' '.join(TOPICS)})"
+        if "experiment" in places:
+            options += f" $([ $COMP_CWORD -eq 2 ] && echo {' '.join(EXPERIMENTS)})"
+        if any(action.dest == "task" for action in parser._actions):
+            options += f" $([ $COMP_CWORD -eq 2 ] && echo {' '.join(module.TASKS)})"
         rows.append(f'               {command}) words="{options}" ;;')
     sys.stdout.write(
         _SCRIPT.format(
@@ -75,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
             weights=" ".join(["auto", *PLAIN_BYTES, *RECIPES]),
             kv=" ".join(["auto", *KV_FORMATS]),
             commands=" ".join(COMMANDS),
+            models=models,
             options="\n".join(rows),
         )
     )

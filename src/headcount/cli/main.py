@@ -16,8 +16,11 @@ COMMANDS = {
     "fit": "how many conversations fit on these GPUs (or the longest context for --users)",
     "book": "how many GPUs to book for --users conversations, and why each smaller count fails",
     "show": "a model's parameters, bytes per token, FLOPs and crossovers",
+    "explain": "derive attention, its gradient, the cache, ... step by step, with numbers",
+    "experiment": "test the chapters' claims: variance, gradients, training, time",
     "models": "list or search the model catalogue",
     "gpus": "list or search the accelerators",
+    "train": "train a small transformer here and judge it on held-out data",
     "completion": "print a shell completion script (bash, zsh)",
 }
 USAGE = """usage: headcount COMMAND MODEL [options]
