@@ -15,6 +15,8 @@ EXAMPLES = re.findall(r"```console\n\$ headcount ([^\n]*)\n(.*?)```", README.rea
 
 @pytest.mark.parametrize(("command", "expected"), EXAMPLES, ids=[command for command, _ in EXAMPLES])
 def test_example_prints_what_the_readme_shows(command: str, expected: str) -> None:
+    if command.startswith("explain"):
+        pytest.importorskip("torch", reason="derivations run the transformer")
     done = subprocess.run(
         [sys.executable, "-m", "headcount", *command.split()], capture_output=True, text=True, check=True
     )
