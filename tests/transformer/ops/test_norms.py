@@ -59,6 +59,22 @@ def test_gradients_equal_pytorchs(shape: tuple[int, ...], dtype: torch.dtype, cl
             torch.testing.assert_close(mine, other, rtol=close, atol=10 * close)
 
 
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1)])
+def test_strided_and_empty_inputs(order: tuple[int, int, int]) -> None:
+    x = torch.randn(3, 4, 5, dtype=torch.float64).permute(order).requires_grad_()
+    weight, bias = random(x.shape[-1]), random(x.shape[-1])
+    d_y = torch.randn(x.shape, dtype=torch.float64)
+    theirs = torch.autograd.grad(functional.layer_norm(x, x.shape[-1:], weight, bias), (x, weight, bias), d_y)
+    for mine, other in zip(
+        torch.autograd.grad(layer_norm(x, weight, bias), (x, weight, bias), d_y), theirs, strict=True
+    ):
+        torch.testing.assert_close(mine, other, rtol=0, atol=1e-12)
+    none = x[:0].detach().requires_grad_()
+    rms_norm(layer_norm(none, weight, bias), weight).sum().backward()
+    assert none.grad is not None and none.grad.shape == none.shape
+    assert weight.grad is not None and not weight.grad.any()
+
+
 def test_gradient_is_blind_to_shift_and_scale() -> None:
     x, weight, bias = random(4, 8), random(8), random(8)
     d_y = torch.randn(4, 8, dtype=torch.float64)

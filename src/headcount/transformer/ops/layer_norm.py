@@ -67,8 +67,8 @@ def backward(saved: Saved, d_y: Tensor) -> tuple[Tensor, Tensor | None, Tensor |
     x, mean, r, weight, shifted = saved
     width = x.shape[-1]
     rows, d_rows = widen(x).reshape(-1, width), widen(d_y).reshape(-1, width)
-    r = r.view(-1, 1)
-    c = rows - mean.view(-1, 1)
+    r = r.reshape(-1, 1)
+    c = rows - mean.reshape(-1, 1)
     products = d_rows * c
     if weight is None:
         d_weight = None

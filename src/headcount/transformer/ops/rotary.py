@@ -80,7 +80,7 @@ def turns(
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Float[Tensor, "*batch T P"], Float[Tensor, "*batch T P"]]:
     """c cos(p w_i) and c sin(p w_i), computed in the frequencies' dtype, then rounded to ``dtype``."""
-    angles = positions[..., None].to(frequencies.dtype) * frequencies
+    angles = positions[..., None].to(frequencies.dtype) * frequencies.to(positions.device)
     return (angles.cos() * attention_factor).to(dtype), (angles.sin() * attention_factor).to(dtype)
 
 
@@ -93,6 +93,6 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
             (torch.addcmul(a * cos, b, sin, value=-1), torch.addcmul(b * cos, a, sin), rest), dim=-1
         )
     # Neighbouring columns are the real and imaginary part of one number; a turn is a complex product.
-    planes = torch.view_as_complex(widen(turned).reshape(*x.shape[:-1], -1, 2).contiguous())
+    planes = torch.view_as_complex(widen(turned).reshape(*x.shape[:-1], width // 2, 2).contiguous())
     out = torch.view_as_real(planes * torch.complex(widen(cos), widen(sin))).flatten(-2).to(x.dtype)
     return torch.cat((out, rest), dim=-1) if rest.shape[-1] else out
