@@ -23,7 +23,8 @@ ARROWS = {
     "planner": FOUNDATION | {"spec", "hardware", "cost", "engines"},
     "experiments": FOUNDATION | {"spec", "hardware", "cost", "transformer"},
     "explain": FOUNDATION | {"spec", "hardware", "cost", "transformer", "engines", "planner", "experiments"},
-    "report": FOUNDATION | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain"},
+    "report": FOUNDATION
+    | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain"},
     "cli": FOUNDATION
     | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain", "report"},
     "__main__": {"cli"},

@@ -110,4 +110,5 @@ def test_numbers_as_text() -> None:
     assert number_text(1.7e-4, ".2g") == "0.00017"
     assert number_text(1.7e-5, ".2g") == "1.7e-5"
     assert number_text(0.02, "+-.3f") == "+-0.020"
+    assert number_text(1234.5, ".3g") == "1,234"
     assert number_text(1e20, ".1e") == "1.0e+20"

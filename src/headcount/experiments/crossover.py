@@ -28,7 +28,7 @@ from headcount.cost.crossovers import model_crossovers
 from headcount.errors import UnsupportedModelError, UsageError
 from headcount.experiments.result import FAILS, HOLDS, LIMIT, OPEN, Cell, Column, Result, Spread, Table
 from headcount.experiments.seeds import generator
-from headcount.experiments.stopwatch import crossing, interleaved
+from headcount.experiments.stopwatch import crossing, interleaved, on_threads
 from headcount.record import Record
 from headcount.spec.attention import HeadedAttention
 from headcount.spec.model import ModelSpec
@@ -153,7 +153,9 @@ class Layer:
 Times = Mapping[int, Mapping[str, list[float]]]
 
 
-def measure(*, seed: int, repeats: int, model: str, lengths: tuple[int, ...], mask: str) -> Result:
+def measure(
+    *, seed: int, repeats: int, model: str, lengths: tuple[int, ...], mask: str, threads: int
+) -> Result:
     """Run the experiment: options are those of the registry.
 
     Raises
@@ -168,12 +170,12 @@ def measure(*, seed: int, repeats: int, model: str, lengths: tuple[int, ...], ma
     if counted is None:
         raise UnsupportedModelError(f"{spec.name}: no layer holds both attention and a feed-forward")
     layer, rule = Layer(widths, seed), Rule(mask=named_mask(mask))
-    with torch.no_grad():
+    with torch.no_grad(), on_threads(threads):
         times = {n: interleaved(layer.calls(n, rule, seed), repeats) for n in lengths}
     prefix = "causal_" if mask == "causal" else ""
     flops = {"core": counted[prefix + "quad_eq_ffn"], "layer": counted[prefix + "quad_plus_proj_eq_ffn"]}
     crossings = {(name, part): _crossing(times, name, part, repeats) for part in flops for name in KERNELS}
-    verdict, reason = _judge(flops["core"], crossings, lengths[-1])
+    verdict, reason = judge(flops["core"], crossings, lengths[-1])
     return Result(
         name="crossover",
         claim=CLAIM,
@@ -183,7 +185,7 @@ def measure(*, seed: int, repeats: int, model: str, lengths: tuple[int, ...], ma
             "model": spec.name,
             "lengths": lengths,
             "mask": mask,
-            "threads": torch.get_num_threads(),
+            "threads": threads,
             **widths.as_dict(),
         },
         tables=(_times(times), _crossings(flops, crossings)),
@@ -242,7 +244,7 @@ def _crossings(flops: dict[str, int | None], crossings: dict[tuple[str, str], Sp
     )
 
 
-def _judge(flops: int | None, crossings: dict[tuple[str, str], Spread], longest: int) -> tuple[str, str]:
+def judge(flops: int | None, crossings: dict[tuple[str, str], Spread], longest: int) -> tuple[str, str]:
     """Compare scores and values by kernel with their FLOP crossover."""
     found = {name: crossings[name, "core"].median for name in KERNELS}
     shown = ", ".join(f"{name} {'never' if n is None else f'{n:,.0f}'}" for name, n in found.items())

@@ -95,7 +95,7 @@ def measure(
             ]
         if len({run.parameters for number in heads for run in runs[depth, number]}) != 1:
             raise AssertionError("the networks compared have different numbers of parameters")
-    verdict, reason = _judge(runs, heads, blocks, steps)
+    verdict, reason = judge(runs, heads, blocks, steps)
     return Result(
         name="heads",
         claim=CLAIM,
@@ -143,7 +143,7 @@ def _table(runs: Runs, steps: int) -> Table:
     return Table(title="Two attention patterns at once", columns=columns, rows=rows, note=note)
 
 
-def _judge(runs: Runs, heads: tuple[int, ...], blocks: tuple[int, ...], steps: int) -> tuple[str, str]:
+def judge(runs: Runs, heads: tuple[int, ...], blocks: tuple[int, ...], steps: int) -> tuple[str, str]:
     """Fewest against most heads at every depth: who solves the task, who is faster."""
     few, many = heads[0], heads[-1]
     parts, cannot, slower, solved = [], [], [], 0

@@ -22,7 +22,7 @@ import torch
 from headcount.errors import UsageError
 from headcount.experiments.result import FAILS, HOLDS, LIMIT, Cell, Column, Result, Spread, Table
 from headcount.experiments.seeds import generator, seeded
-from headcount.experiments.stopwatch import crossing, interleaved
+from headcount.experiments.stopwatch import crossing, interleaved, on_threads
 from headcount.transformer.attention.attend import attend
 from headcount.transformer.attention.multi_head import Heads, MultiHeadAttention
 
@@ -54,7 +54,7 @@ def _calls(n: int, d: int, seed: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure(*, seed: int, repeats: int, width: int, lengths: tuple[int, ...]) -> Result:
+def measure(*, seed: int, repeats: int, width: int, lengths: tuple[int, ...], threads: int) -> Result:
     """Run the experiment: options are those of the registry.
 
     Raises
@@ -65,7 +65,7 @@ def measure(*, seed: int, repeats: int, width: int, lengths: tuple[int, ...]) ->
         raise UsageError(f"--width must be a multiple of {HEADS} heads; given {width}")
     if len(lengths) < 2:
         raise UsageError("--lengths needs at least two lengths, such as 64,4096")
-    with torch.no_grad():
+    with torch.no_grad(), on_threads(threads):
         times = {n: interleaved(_calls(n, width, seed), repeats) for n in lengths}
     counted, timed = _counts(width, lengths), _times(times)
     crossings = {
@@ -85,7 +85,7 @@ def measure(*, seed: int, repeats: int, width: int, lengths: tuple[int, ...]) ->
         claim=CLAIM,
         seed=seed,
         repeats=repeats,
-        settings={"width": width, "lengths": lengths, "threads": torch.get_num_threads()},
+        settings={"width": width, "lengths": lengths, "threads": threads},
         tables=(counted, timed, _crossings(width, crossings)),
         verdict=verdict,
         reason=reason,

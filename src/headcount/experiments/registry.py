@@ -26,6 +26,7 @@ def _count(name: str, words: str, default: int, quick: int, least: int, most: in
     return Option(name=name, words=words, default=default, quick=quick, least=least, most=most)
 
 
+_THREADS = _count("threads", "threads of PyTorch", 1, 1, 1, 256)
 _POWERS = tuple(2**power for power in range(1, 11))
 _WIDTHS = (4, 16, 64, 128, 256, 1024)
 
@@ -36,7 +37,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="variance",
             question="is Var(q.k) = d_k, and is sqrt(d_k) the right divisor?",
             repeats=3,
-            seconds=40,
+            seconds=45,
             options=(
                 _count("pairs", "pairs (q, k) of each repeat", 200_000, 20_000, 1000, 10**7),
                 _list("widths", "values of d_k", _POWERS, (2, 16, 128), 1, 8192),
@@ -54,7 +55,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="saturation",
             question="do unscaled scores saturate softmax as d_k grows?",
             repeats=5,
-            seconds=15,
+            seconds=10,
             options=(
                 _list("widths", "values of d_k", _WIDTHS, (4, 64, 1024), 1, 8192),
                 _list("keys", "keys per row, n", (64, 1024), (64,), 2, 4096),
@@ -65,7 +66,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="gradients",
             question="does softmax's gradient vanish without the scaling?",
             repeats=5,
-            seconds=20,
+            seconds=30,
             options=(
                 _list("widths", "values of d_k", _WIDTHS, (4, 64, 1024), 1, 8192),
                 _list("keys", "keys per row, n", (2, 64, 1024), (2, 64), 2, 4096),
@@ -76,7 +77,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="scaling",
             question="does training fail without 1/sqrt(d_k)?",
             repeats=3,
-            seconds=200,
+            seconds=240,
             options=(
                 _list("head_widths", "values of d_k, one head", (64, 256), (64,), 1, 2048),
                 _count("steps", "training steps", 400, 40, 20, 10**6),
@@ -103,7 +104,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="heads",
             question="does one large head fail where small ones learn?",
             repeats=3,
-            seconds=180,
+            seconds=200,
             options=(
                 _list("heads", "numbers of heads, D wide together", (1, 2, 4), (1, 4), 1, 64),
                 _list("blocks", "blocks; 0: attention alone", (0, 1, 2), (0, 1), 0, 8),
@@ -116,7 +117,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="norms",
             question="does the place of the norm change the gradients?",
             repeats=5,
-            seconds=8,
+            seconds=7,
             options=(
                 _list("depths", "numbers of blocks", (2, 6, 12, 24), (2, 6), 2, 96),
                 _count("width", "model width D", 64, 32, 8, 512),
@@ -127,7 +128,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="equivariance",
             question="does attention know the order of its tokens?",
             repeats=5,
-            seconds=5,
+            seconds=4,
             options=(
                 _count("tokens", "tokens of a sequence", 32, 16, 2, 2048),
                 _count("width", "model width D, 4 heads", 64, 32, 8, 2048),
@@ -137,7 +138,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             name="recurrent",
             question="is a recurrent layer cheaper than attention?",
             repeats=7,
-            seconds=20,
+            seconds=14,
             options=(
                 _count("width", "model width d", 256, 128, 8, 4096),
                 _list(
@@ -148,13 +149,14 @@ EXPERIMENTS: dict[str, Experiment] = {
                     2,
                     32768,
                 ),
+                _THREADS,
             ),
         ),
         Experiment(
             name="crossover",
             question="does attention's time overtake where its FLOPs do?",
             repeats=5,
-            seconds=60,
+            seconds=40,
             options=(
                 Option(
                     name="model",
@@ -177,6 +179,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                     quick="everything",
                     choices=("everything", "causal"),
                 ),
+                _THREADS,
             ),
         ),
     )

@@ -111,7 +111,7 @@ def measure(
                     for repeat in range(repeats)
                 ]
     labels = tuple(recipe.label for recipe in recipes)
-    verdict, reason = _judge(runs, labels, head_widths[-1])
+    verdict, reason = judge(runs, labels, head_widths[-1])
     return Result(
         name="scaling",
         claim=CLAIM,
@@ -194,7 +194,7 @@ def _gradient_note(runs: Runs, label: str, d_k: int) -> str:
     )
 
 
-def _judge(runs: Runs, labels: tuple[str, ...], widest: int) -> tuple[str, str]:
+def judge(runs: Runs, labels: tuple[str, ...], widest: int) -> tuple[str, str]:
     """Where 1/sqrt trains at the widest head: does no scaling stall there, and does 1/d fail?"""
     solved, speed = {}, {}
     for (label, d_k, name), found in runs.items():
@@ -221,7 +221,9 @@ def _judge(runs: Runs, labels: tuple[str, ...], widest: int) -> tuple[str, str]:
     parts = []
     if len(stalled) < len(judged):
         where = f"it fails with {' and '.join(stalled)} only" if stalled else "it stops it nowhere"
-        parts.append(f"Leaving the scaling out {'slows training' if slower else 'is not always slower'}; {where}")
+        parts.append(
+            f"Leaving the scaling out {'slows training' if slower else 'is not always slower'}; {where}"
+        )
     if len(flat) < len(judged):
         parts.append(
             f"1/d learns the task {'too' if not flat else 'with other rates than ' + ' and '.join(flat)}"

@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import NamedTuple
 
+import torch
+
 # A call shorter than this is repeated until the timer's resolution no longer matters.
 SHORTEST = 2e-3
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """PyTorch's number of threads inside the block, as it was after it.
+
+    One thread is the default of the timed experiments: with more, every small operation waits for all of them, and on a
+    machine that others use too that wait is a scheduler's time slice (measured 2026-11-30 on 2 busy cores: a product of
+    0.4 ms took 8 ms, whatever its size).
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Plan(NamedTuple):
@@ -20,8 +39,9 @@ class Plan(NamedTuple):
 
 def plan_for(call: Callable[[], object]) -> Plan:
     """Choose from the call's own length; also warms it up."""
-    call()
-    once = max(seconds(call, Plan(1, 1)), 1e-7)
+    once = seconds(call, Plan(1, 1))
+    if once < 0.2:
+        once = max(seconds(call, Plan(1, 1)), 1e-7)
     # What else runs on the machine only ever adds time, so the least of several tries is the call's own.
     return Plan(times=max(1, math.ceil(SHORTEST / once)), tries=5 if once < 0.02 else 3 if once < 0.2 else 1)
 

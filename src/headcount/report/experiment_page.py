@@ -95,6 +95,13 @@ def cell_text(cell: Cell, column: Column) -> str:
 
 
 def number_text(value: float, form: str) -> str:
-    """Format a number; ``+-`` before the format is printed as it is; exponents lose their padding: ``1.7e-4``."""
-    sign = "+-" if form.startswith("+-") else ""
-    return sign + re.sub(r"e([+-])0*(?=\d)", r"e\1", format(value, form.removeprefix("+-")))
+    """Format a number.
+
+    ``+-`` before the format is printed as it is; exponents lose their padding (``1.7e-5``), and a ``g`` format writes large
+    numbers out (``1,230``).
+    """
+    sign, plain = ("+-", form[2:]) if form.startswith("+-") else ("", form)
+    text = format(value, plain)
+    if plain.endswith("g") and "e+" in text:
+        text = f"{value:,.0f}"
+    return sign + re.sub(r"e([+-])0*(?=\d)", r"e\1", text)
