@@ -118,6 +118,14 @@ def test_cost_of_a_model_that_knows_nothing(tmp_path: Path, tokens: str) -> None
     assert task.held_out_cost(model, most=50)["bits_per_byte"] == pytest.approx(bits)
 
 
+def test_baseline_is_the_entropy_of_the_frequencies(tmp_path: Path) -> None:
+    """Three bytes a, b, c in proportion 2 : 1 : 1 carry 1.5 bits each; the 253 others' share is one count each."""
+    path = tmp_path / "text"
+    path.write_text("aabc" * 25_000)
+    cost = text.read(str(path), length=16).held_out_cost(lambda ids_BT: torch.zeros(*ids_BT.shape, 256))
+    assert cost["baseline_bits_per_byte"] == pytest.approx(1.5, abs=0.01)
+
+
 def test_cost_sees_every_token_once(tmp_path: Path) -> None:
     """A model whose loss is the target's id itself: the sum tells which targets were counted."""
     path = tmp_path / "text"

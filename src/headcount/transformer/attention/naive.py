@@ -9,10 +9,10 @@ Forward, for each query head n of key/value head k(n) = n // G:
 
 Backward, the same four steps walked back (dO given):
 
-    4.  dA  = dO V^T            dV = A^T dO, summed over the G query heads that share V
-    3.  dS' = A * (dA - rowsum(A * dA))     dsink = -sum_rows a_sink rowsum(A * dA)
-    2.  dS  = dS' scale         times 1 - (S' / c)^2 when capped
-    1.  dQ  = dS K              dK = dS^T Q, summed over the G query heads that share K
+    1.  dA  = dO V^T            dV = A^T dO, summed over the G query heads that share V
+    2.  dS' = A * (dA - rowsum(A * dA))     dsink = -sum_rows a_sink rowsum(A * dA)
+    3.  dS  = dS' scale         times 1 - (S' / c)^2 when capped
+    4.  dQ  = dS K              dK = dS^T Q, summed over the G query heads that share K
 
 MHA (K = N), GQA and MQA (K = 1) are this one path: the G query heads of a group are stacked as G T rows against one
 key head, so keys and values are never copied. A fully masked row gives zeros (``ops/softmax.py``).
@@ -90,24 +90,24 @@ def _softmax(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None
 
 
 def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
-    """Return ``(dQ, dK, dV, dsinks)``: the four steps of the module docstring, in reverse."""
+    """Return ``(dQ, dK, dV, dsinks)``: the four steps of the module docstring."""
     q, k, v, a, capped, a_sink, scale, soft_cap, heads = saved
     B, N, T, W = d_o.shape
     d_rows = d_o.reshape(B, k.shape[1], q.shape[2], W)
-    # step 4, forward was O = A V
+    # step 1, forward was O = A V
     d_a = torch.matmul(d_rows, v.transpose(-1, -2))
     d_v = torch.matmul(a.transpose(-1, -2), d_rows)
-    # step 3, forward was A = softmax(S')
+    # step 2, forward was A = softmax(S')
     weighted = a * d_a
     row_dot = weighted.sum(-1, keepdim=True)
     d_s = torch.addcmul(weighted, a, row_dot, value=-1)
     d_sinks = None
     if a_sink is not None:
         d_sinks = -(a_sink * row_dot).view(B, heads, T).sum((0, 2))
-    # step 2, forward was S' = cap(S scale)
+    # step 3, forward was S' = cap(S scale)
     if capped is not None and soft_cap is not None:
         d_s = d_s * (1 - (capped / soft_cap).square())
-    # step 1, forward was S = Q K^T; the scale of step 2 is applied to the narrow results instead of to dS
+    # step 4, forward was S = Q K^T; the scale of step 3 is applied to the narrow results instead of to dS
     d_q = torch.matmul(d_s, k).mul_(scale)
     d_k = torch.matmul(d_s.transpose(-1, -2), q).mul_(scale)
     return d_q.view(B, N, T, q.shape[-1]), d_k, d_v, d_sinks

@@ -137,6 +137,11 @@ def check_config(found: dict[str, Any], asked: dict[str, Any], *, free: set[str]
     """Raise UsageError naming the first entry that differs; those in ``free`` may."""
     for name in sorted({*found, *asked} - free):
         if found.get(name) != asked.get(name):
+            if name.startswith("schedule."):
+                raise UsageError(
+                    f"checkpoint: {name} is {found.get(name)!r} in the checkpoint, {asked.get(name)!r} here; a cosine's "
+                    "rates depend on its last step: only constant and inverse_sqrt, chosen at the start, can be extended"
+                )
             raise UsageError(
                 f"checkpoint: {name} is {found.get(name)!r} in the checkpoint, {asked.get(name)!r} here; "
                 "resume with the same choices"

@@ -4,6 +4,10 @@ The last tenth of the file is held out. Its cost is reported per byte, so that t
 
     bits per byte = sum of -log2 p(token) / bytes
     perplexity    = exp(mean of -ln p(token))
+    baseline      = the bits per byte of the tokens' frequencies alone: p(token) = (count + 1) / (tokens + vocabulary)
+
+A model below its baseline has learnt something of the order. Byte-pair tokens start lower than bytes: the tokeniser has
+learnt from the training part already.
 """
 
 from __future__ import annotations
@@ -93,9 +97,12 @@ class Text:
                 for ids_BT in groups
             )
         measured_bytes = self.held_out_bytes * predicted / len(self.held_out_M)
+        counts_V = torch.bincount(self.train_M, minlength=self.vocabulary).double() + 1
+        by_frequency = -float((counts_V / counts_V.sum()).log2()[ids[1:]].sum())
         return {
             "tokens": predicted,
             "bits_per_byte": nats / math.log(2) / measured_bytes,
+            "baseline_bits_per_byte": by_frequency / measured_bytes,
             "perplexity": math.exp(nats / predicted),
         }
 
