@@ -29,13 +29,6 @@ from headcount.transformer.stacks.encoder_decoder import EncoderDecoder
 BUDGET = 1.25
 VOCABULARY = 1024
 LAYERS = {"encoder-decoder": 2, "decoder-only": 4}
-PARTS = {
-    "attention.output": "self_attn.out_proj",
-    "cross_attention.output": "multihead_attn.out_proj",
-    "feed_forward.up": "linear1",
-    "feed_forward.down": "linear2",
-    "norms.attention": "norm1",
-}
 
 
 class Stock(nn.Module):
@@ -195,6 +188,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=64)
+    parser.add_argument("--models", nargs="+", choices=list(LAYERS), default=list(LAYERS))
     parser.add_argument("--widths", type=int, nargs="+", default=[256, 512])
     parser.add_argument("--kernels", nargs="+", default=["naive", "tiled", "fused"])
     parser.add_argument(
@@ -220,7 +214,7 @@ def main() -> int:
     )
     print(head + "\n" + "-" * len(head))
     held = True
-    for kind in LAYERS:
+    for kind in args.models:
         for width in args.widths:
             steps = make_steps(kind, width, args.batch, args.length, args.kernels)
             times = measure(steps, args.rounds, clock)

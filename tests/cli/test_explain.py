@@ -46,6 +46,65 @@ def test_cache_with_and_without(ask: Ask) -> None:
     assert [row[1:3] for row in table["rows"]] == [[2048, 2_098_176], [2_098_176, 2_865_409_024]]
 
 
+def test_latent_cache_is_priced_by_its_widths(ask: Ask) -> None:
+    """DeepSeek-V3, published configuration: 61 layers, kv_lora_rank 512, qk_rope_head_dim 64."""
+    document = ask("explain kv-cache --model deepseek-v3")
+    step = document["steps"][0]
+    assert step["formula"] == ["b = L (r + R) p", "c = b n"]
+    assert "latent: 61 x ((512 + 64) x 2) = 70,272 B per token" in step["arithmetic"]
+    assert {"r": "512", "R": "64"}.items() <= {s["symbol"]: s["shape"] for s in document["symbols"]}.items()
+    assert "explain latent --model deepseek-v3" in step["note"]
+    assert not any(t["header"][:1] == ["K"] for s in document["steps"] for t in s["tables"])
+
+
+def test_windows_are_summed_by_kind(ask: Ask) -> None:
+    """Gemma 2 9B: 21 layers with a window of 4,096, 21 without; 8 key/value heads of 256."""
+    step = ask("explain kv-cache --model gemma-2-9b --context 8192")["steps"][0]
+    assert "c = sum_i L_i e_i min(n, w_i)" in step["formula"]
+    assert next(v for v in step["values"] if v["name"] == "c")["values"] == 21 * 8192 * (4096 + 8192)
+    assert "= 2,113,929,216 B" in step["arithmetic"][-1] and "min(8,192, 4,096)" in step["arithmetic"][-1]
+
+
+def test_the_last_token_counts_itself(ask: Ask) -> None:
+    """gpt-oss-20b: 12 layers with a window of 128, 12 without; 64 heads of 64, so 2 x 64 x 64 multiply-adds a pair."""
+    steps = ask("explain flops --model gpt-oss-20b --context 2048")["steps"]
+    step = next(s for s in steps if s["title"] == "the whole model")
+    row = next(r for t in step["tables"] for r in t["rows"] if r[0] == "scores_values")
+    assert row[3] == 2 * 12 * (128 + 2048) * 2 * 64 * 64
+    assert "attends to 2,048 keys, itself included" in step["why"]
+    assert step["tables"][0]["header"][3] == "token 2,048: FLOPs"
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ("deepseek-v3", "f = 9 experts (8 of 256 routed + 1 shared) x 3 x 7,168 x 2,048 = 396,361,728"),
+        ("gpt-oss-20b", "f = 4 experts (4 of 32 routed) x 3 x 2,880 x 2,880 = 99,532,800"),
+        ("mistral-7b", "f = 3 x 4,096 x 14,336 = 176,160,768"),
+    ],
+)
+def test_feed_forward_product_can_be_redone(model: str, line: str, ask: Ask) -> None:
+    steps = ask(f"explain flops --model {model}")["steps"]
+    assert line in [text for step in steps for text in step["arithmetic"]]
+
+
+def test_every_topic_points_to_chapters_and_experiments_that_exist() -> None:
+    from headcount.experiments.registry import EXPERIMENTS
+
+    for topic in TOPICS.values():
+        assert topic.chapters and set(topic.experiments) <= set(EXPERIMENTS)
+        for name in topic.chapters:
+            assert (SOURCE.parent / "docs" / "derivations" / f"{name}.md").is_file(), name
+
+
+def test_the_chapters_are_named(ask: Ask, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("explain flops")["chapters"].endswith("docs/chapters.md")
+    assert dispatch(["explain", "flops"]) == 0
+    out = capsys.readouterr().out
+    assert "The chapters: the two teaching texts this began from, docs/chapters.md" in out
+    assert "headcount experiment crossover" in out
+
+
 def test_other_models_and_inline_ones() -> None:
     for model in ("deepseek-v3", "mamba-130m", "gemma-2-9b", "layers=2,hidden=64,heads=4,ffn=128,vocab=100"):
         for topic in ("flops", "kv-cache"):
@@ -94,7 +153,9 @@ def test_missing_torch_names_the_extra(topic: str) -> None:
     done = without_torch(f"explain {topic}")
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.count("\n") == 1
-    assert "torch is not installed: pip install 'headcount[transformer]'" in done.stderr
+    assert f"headcount explain {topic} needs torch, which is not installed" in done.stderr
+    assert "pip install 'headcount[transformer]'" in done.stderr
+    assert "pip install -c constraints.txt '.[transformer]'" in done.stderr
 
 
 def test_counting_topics_need_no_torch() -> None:
@@ -111,3 +172,7 @@ def test_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     captured = capsys.readouterr()
     assert captured.out == "" and str(path) in captured.err
     assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_pointers_fit_one_line() -> None:
+    assert all(len(topic.see) <= 80 for topic in TOPICS.values())

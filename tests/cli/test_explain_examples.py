@@ -55,7 +55,15 @@ def test_causal_and_scale(capsys: pytest.CaptureFixture[str]) -> None:
     document = ask(capsys, "attention", "--causal")
     assert value(document, "A")["values"][0] == [1, 0] and value(document, "O")["values"][0] == [2, 2]
     assert value(document, "S'")["values"][0][1] == "-inf"
+    table = next(t for s in document["steps"] for t in s["tables"] if "weights of the query" in t["title"])
+    # The last query: its row of the second head is that of the unmasked example.
+    assert table["title"].endswith("down")
+    assert [row[2] for row in table["rows"]] == pytest.approx(
+        [0.8044296825069569, 0.1955703174930431], abs=1e-12
+    )
     none = ask(capsys, "attention", "--scale", "none")
+    why = next(s["why"] for s in none["steps"] if s["title"].endswith("scale"))
+    assert "Nothing is divided here" in why and "brings it back" not in why
     assert value(none, "S'")["values"] == [[4, 5], [7, 10]]
 
 
@@ -91,12 +99,23 @@ def test_graph_folds(capsys: pytest.CaptureFixture[str]) -> None:
         capsys, "graph", "--example", "decoder", "--collapse", "attention", "--collapse", "cross_attention"
     )
     assert len(folded["steps"][0]["graph"]["operations"]) < len(whole["operations"])
+    names = {v["name"] for v in folded["steps"][0]["graph"]["values"]}
+    assert {"layer_norm (attention)", "layer_norm_2 (cross-attention)"} <= names
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["attention", "--set", "x[5,1]=4"], "x has 2 rows and 4 columns, counted from 0"),
+        (
+            ["attention", "--set", "x[dwon,1]=4"],
+            "x has no row 'dwon'; nearest: down; rows: UPI, down, or 0 to 1",
+        ),
+        (
+            ["attention", "--svg", "a.svg"],
+            "it takes --example, --set, --causal, --scale, --digits, --html, --json",
+        ),
+        (["graph", "--example", "decoder", "--collapse", "*7"], "*1: all scopes of that depth"),
         (["attention", "--set", "y[0,0]=4"], "unknown input of example upi 'y'"),
         (["backward", "--set", "x[0,0]=4"], "example upi has it"),
         (["attention", "--set", "x[0,0]=a"], "is not a number"),

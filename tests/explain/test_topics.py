@@ -20,6 +20,7 @@ from headcount.explain.topics.block import depth_gradients, linear_macs
 from headcount.explain.topics.flops import coefficients, representative, textbook_macs
 from headcount.explain.topics.jacobian import jacobian_of
 from headcount.explain.topics.kv_cache import counts
+from headcount.explain.topics.scaling import chance_band
 from headcount.explain.topics.softmax import largest_argument
 from headcount.explain.topics.tiled import running_sums
 from headcount.spec.reader import read_model
@@ -86,6 +87,21 @@ def test_scaling() -> None:
     assert worked["1/d_k"][2:] == pytest.approx((0.3775406687981454, 0.6224593312018546), abs=1e-14)
     soft = rows(found, "how soft")
     assert soft["no scale"][0] > soft["1/sqrt(d_k)"][0] > soft["1/d_k"][0]
+
+
+@pytest.mark.parametrize(("width", "wanted"), [(2, 0.0438), (1024, 0.0278)])
+def test_chance_at_each_width(width: int, wanted: float) -> None:
+    """1.96 sqrt((k - 1) / 10,000); a product of two normals has kurtosis 9, so k = 3 + 6 / d_k; and measured."""
+    assert chance_band(width, 3.0) == pytest.approx(wanted, abs=1e-4)
+    if width == 2:
+        stream = torch.Generator().manual_seed(1)
+        s = (torch.randn(500, 2500, 2, generator=stream) * torch.randn(500, 2500, 2, generator=stream)).sum(
+            -1
+        )
+        # A quarter of the pairs: twice the deviation.
+        assert 1.96 * float((s.var(1) / 2).std()) / 2 == pytest.approx(wanted, rel=0.12)
+    printed = rows(derive("scaling", Asked()), "Var(s) / d_k by distribution")
+    assert printed[width][-1].startswith(f"{wanted:.3f}")
 
 
 def test_scaling_dead_rows_are_those_of_the_unscaled_scores() -> None:

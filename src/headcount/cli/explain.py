@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from headcount.cli.options import Parser, optional_count
+from headcount.cli.options import Parser, missing_extra, optional_count
 from headcount.errors import HeadcountError, UsageError
 
 TYPE_CHECKING = False
@@ -48,7 +48,11 @@ def make_parser() -> Parser:
     parser.add_argument("--context", metavar="N", help="tokens (flops, kv-cache)")
     parser.add_argument("--seed", metavar="N", help="seed of random numbers (default 0)")
     parser.add_argument(
-        "--collapse", action="append", default=[], metavar="SCOPE", help="fold a scope of the graph"
+        "--collapse",
+        action="append",
+        default=[],
+        metavar="SCOPE",
+        help="fold a scope of the graph; *1, *2: every scope of that depth",
     )
     parser.add_argument("--digits", metavar="N", help="decimals shown, 1 to 15 (default 4)")
     parser.add_argument("--svg", metavar="FILE", help="write the graph as SVG")
@@ -68,7 +72,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     topic = find_topic(args.topic)
     _refuse_options(args, topic)
-    found = derive(topic.name, _asked(args))
+    try:
+        found = derive(topic.name, _asked(args))
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing in ("", "headcount"):
+            raise
+        raise missing_extra(f"headcount explain {topic.name}", missing) from None
     if args.svg:
         _write_svg(args.svg, found)
     if args.html:
@@ -110,7 +120,7 @@ def _refuse_options(args: argparse.Namespace, topic: Topic | None) -> None:
         if getattr(args, option) and option not in takes:
             if topic is None:
                 raise UsageError(f"--{option} needs a topic (headcount explain lists them)")
-            allowed = ", ".join("--" + name for name in takes) or "no options but --digits, --html, --json"
+            allowed = ", ".join("--" + name for name in (*takes, "digits", "html", "json"))
             raise UsageError(f"topic {topic.name} does not read --{option}; it takes {allowed}")
     if topic is None and args.html:
         raise UsageError("--html needs a topic (headcount explain lists them)")
@@ -128,7 +138,11 @@ def _list_topics(args: argparse.Namespace) -> None:
     width = max(len(name) for name in TOPICS)
     for topic in TOPICS.values():
         sys.stdout.write(f"{topic.name:<{width}}  {topic.words}\n")
-    sys.stdout.write("\nheadcount explain TOPIC [--html FILE] [--json]; options: headcount explain -h\n")
+    sys.stdout.write(
+        "\nheadcount explain TOPIC [--html FILE] [--json]; options: headcount explain -h\n"
+        "Start with attention, backward, softmax, scaling;\n"
+        "chapters: docs/derivations, tests of claims: headcount experiment\n"
+    )
 
 
 def _print(found: Derivation, digits: int) -> None:

@@ -218,6 +218,14 @@ def hourly_price(args: argparse.Namespace, deployment: Deployment) -> tuple[floa
     return found.usd_per_hour, f"{found.provider} {found.region}, {found.kind}, as of {found.as_of}"
 
 
+def missing_extra(command: str, module: str) -> UsageError:
+    """What to say when a command runs the transformer and ``module`` is not installed."""
+    return UsageError(
+        f"{command} needs {module}, which is not installed: pip install 'headcount[transformer]', "
+        "or in a checkout: pip install -c constraints.txt '.[transformer]'"
+    )
+
+
 def wants_colour() -> bool:
     """Colour only on a terminal, and never when NO_COLOR is set or the terminal is dumb."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from headcount.cli.options import Parser, optional_count
+from headcount.cli.options import Parser, missing_extra, optional_count
 from headcount.cli.output import emit_json
-from headcount.errors import UsageError
 from headcount.units import parse_count, parse_fraction
 
 TYPE_CHECKING = False
@@ -49,6 +48,7 @@ def make_parser() -> Parser:
         ("--kv-heads", "K", "key/value heads (as many as query heads)"),
         ("--feed-forward", "F", "inner width of the feed-forward (4 D)"),
         ("--norm", "PLACE", "post (toys), pre (text) or parallel"),
+        ("--threads", "N", "threads of one process (toys 1, text as many as PyTorch takes)"),
         ("--lr", "RATE", "highest learning rate (0.002; inverse_sqrt: the published one)"),
     ):
         parser.add_argument(option, metavar=metavar, help=words)
@@ -82,9 +82,7 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "headcount":
             raise
-        raise UsageError(
-            f"headcount train needs {error.name}, which is not installed: pip install 'headcount[transformer]'"
-        ) from None
+        raise missing_extra("headcount train", error.name) from None
     job = Job(**choices)
     outcome = run_job(job)
     if outcome is None:
@@ -109,6 +107,7 @@ def _choices(args: argparse.Namespace) -> dict[str, Any]:
             ("heads", 2**12),
             ("kv_heads", 2**12),
             ("feed_forward", 2**20),
+            ("threads", 2**10),
         )
     }
     return {

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     Numbers = Number | tuple[Number, ...] | tuple[tuple[Number, ...], ...]
 
 
+CHAPTERS = "The chapters: the two teaching texts this began from, docs/chapters.md"
+
+
 class Symbol(Record):
     """A letter of the formulas: what it means and, where it has one, its shape or value here."""
 
@@ -91,7 +94,11 @@ class Step(Record):
 
 
 class Derivation(Record):
-    """A topic from its symbols to its result; ``settings`` are the what-ifs that were asked for, in words."""
+    """A topic from its symbols to its result.
+
+    settings   the what-ifs that were asked for, in words
+    see        where to read on: chapters of docs/derivations, experiments
+    """
 
     topic: str
     title: str
@@ -100,6 +107,12 @@ class Derivation(Record):
     symbols: tuple[Symbol, ...] = ()
     settings: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    see: str = ""
+
+    @property
+    def quotes_chapters(self) -> bool:
+        """Whether any step says what the chapters say."""
+        return any(step.chapters for step in self.steps)
 
     def quantities(self) -> Iterator[Quantity]:
         """Every named number, in reading order."""
@@ -133,7 +146,10 @@ class Derivation(Record):
             "settings": list(self.settings),
             "steps": [_step_document(step) for step in self.steps],
             "sources": list(self.sources),
+            "see": self.see,
         }
+        if self.quotes_chapters:
+            document["chapters"] = CHAPTERS
         if self.settings:
             document |= {"changed": list(changed), "unchanged": list(unchanged)}
         return document

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 
-from headcount.errors import UnknownNameError, UsageError
+from headcount.errors import UnknownNameError, UsageError, nearest
 from headcount.record import Record
 
 TYPE_CHECKING = False
@@ -161,6 +161,14 @@ def read_cell(text: str, example: Example) -> tuple[str, int, int, float]:
     rows = example.tokens if len(matrix) == len(example.tokens) and name in ("x", "Q", "K", "V") else ()
     row = _index(row_text, len(matrix), rows)
     column = _index(column_text, len(matrix[0]), ())
+    if row is None and rows and not re.fullmatch(r"[-+]?\d+", row_text) and not row_text.isdigit():
+        labels = list(rows)
+        close = nearest(row_text, labels)
+        raise UsageError(
+            f"--set {text[:60]!r}: {name} has no row {row_text[:30]!r}; "
+            + (f"nearest: {', '.join(close)}; " if close else "")
+            + f"rows: {', '.join(labels)}, or 0 to {len(labels) - 1}"
+        )
     if row is None or column is None:
         raise UsageError(
             f"--set {text[:60]!r}: {name} has {len(matrix)} rows and {len(matrix[0])} columns, counted from 0; "

@@ -100,7 +100,16 @@ class Graph(Record):
             else:
                 chosen = [scope for scope in known if scope == asked or scope.endswith("/" + asked)]
             if not chosen:
-                raise UnknownNameError(what="scope of this graph", given=asked, allowed=known)
+                depths = max((scope.count("/") + 1 for scope in known), default=0)
+                stars = [f"*{depth}" for depth in range(1, depths + 1)]
+                raise UnknownNameError(
+                    what="scope of this graph",
+                    given=asked,
+                    allowed=[*known, *stars],
+                    hint=f"{', '.join(stars)}: all scopes of that depth"
+                    if stars
+                    else "this graph has no scopes",
+                )
             for scope in chosen:
                 graph = _collapse(graph, tuple(scope.split("/")))
         return graph
@@ -142,8 +151,20 @@ def _collapse(graph: Graph, scope: tuple[str, ...]) -> Graph:
             operations.append(op)
         elif op is inside[-1]:
             operations.append(box)
-    values = tuple(value for value in graph.values if value.key not in hidden)
+    automatic = {key: op.name for op in inside for key in op.outputs}
+    values = tuple(
+        _of_scope(value, automatic.get(value.key, ""), scope)
+        for value in graph.values
+        if value.key not in hidden
+    )
     return _ordered(values, operations)
+
+
+def _of_scope(value: GraphValue, stem: str, scope: tuple[str, ...]) -> GraphValue:
+    """``layer_norm_2`` of a folded box says whose it is: ``layer_norm_2 (cross-attention)``; a letter stays."""
+    if not stem or not re.fullmatch(rf"{re.escape(stem)}(_\d+)?", value.name):
+        return value
+    return value.replace(name=f"{value.name} ({scope[-1].replace('_', '-')})")
 
 
 def graph_of(tape: Tape) -> Graph:

@@ -40,7 +40,7 @@ def inline(text: str) -> str:
 
 
 def _scripts(text: str) -> str:
-    out = re.sub(r"(?<![\w/.])(d?[A-Za-z])_([A-Za-z0-9]+)\b", r"\1<sub>\2</sub>", text)
+    out = re.sub(r"(?<![\w.])(?<![A-Za-z]{2}/)(d?[A-Za-z])_([A-Za-z0-9]+)\b", r"\1<sub>\2</sub>", text)
     out = re.sub(r"\^T\b", "ᵀ", out)
     return re.sub(r"\^(\d+)|\^\(([^()]*)\)", lambda m: f"<sup>{m.group(1) or m.group(2)}</sup>", out)
 

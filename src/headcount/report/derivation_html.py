@@ -9,7 +9,7 @@ from __future__ import annotations
 from html import escape
 
 from headcount import __version__
-from headcount.explain.derivation import same
+from headcount.explain.derivation import CHAPTERS, same
 from headcount.report.derivation_formula import inline, mathml
 from headcount.report.derivation_numbers import (
     NOISE,
@@ -52,7 +52,7 @@ def derivation_page(found: Derivation, digits: int = 4) -> str:
 <body>
 <a class="skip" href="#steps">Skip to the steps</a>
 <header>
-<h1>{escape(found.title)}</h1>
+<h1>{inline(found.title)}</h1>
 <p>{inline(found.summary)}</p>
 {_settings(found)}
 </header>
@@ -66,6 +66,7 @@ def derivation_page(found: Derivation, digits: int = 4) -> str:
 </main>
 <footer>
 {_sources(found)}
+{_pointers(found)}
 <p>headcount {escape(__version__)}; every number on this page was computed when it was written.</p>
 </footer>
 </body>
@@ -80,7 +81,7 @@ def _capital(text: str) -> str:
 def _settings(found: Derivation) -> str:
     if not found.settings:
         return ""
-    items = "".join(f"<li>{escape(words)}</li>" for words in found.settings)
+    items = "".join(f"<li>{inline(words)}</li>" for words in found.settings)
     return f'<section aria-labelledby="asked"><h2 id="asked">Changed by you</h2><ul>{items}</ul></section>'
 
 
@@ -111,7 +112,7 @@ def _step(number: int, step: Step, digits: int) -> str:
         )
         parts.append(f'<div class="formula"{stop}>{math}</div>')
     if step.arithmetic:
-        lines = "".join(f"<li>{escape(line)}</li>" for line in step.arithmetic)
+        lines = "".join(f"<li>{inline(line)}</li>" for line in step.arithmetic)
         parts.append(
             f'<details open><summary>With the numbers</summary><ul class="lines">{lines}</ul></details>'
         )
@@ -187,7 +188,7 @@ def _matrix(quantity: Quantity, values: object, digits: int, moment: str) -> str
 def _table(table: Table, digits: int) -> str:
     rows, numeric = table_cells(table, digits)
     head = "".join(
-        f'<th scope="col"{_right(index in numeric)}>{escape(cell)}</th>'
+        f'<th scope="col"{_right(index in numeric)}>{inline(cell)}</th>'
         for index, cell in enumerate(table.header)
     )
     body = ""
@@ -233,6 +234,11 @@ def _sources(found: Derivation) -> str:
         return ""
     items = "".join(f"<li>{inline(source)}</li>" for source in found.sources)
     return f"<h2>Sources</h2><ul>{items}</ul>"
+
+
+def _pointers(found: Derivation) -> str:
+    lines = ([CHAPTERS] if found.quotes_chapters else []) + ([found.see] if found.see else [])
+    return "\n".join(f"<p>{inline(line)}</p>" for line in lines)
 
 
 def _scroll(inner: str, label: str, *, wide: bool = True) -> str:

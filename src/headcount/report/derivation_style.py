@@ -13,10 +13,12 @@ h1{font-size:1.55rem;line-height:1.25;margin:.2em 0}h2{font-size:1.2rem;line-hei
 a{color:var(--link)}p{margin:.5em 0;max-width:46rem}
 .skip{position:absolute;left:-999rem}.skip:focus{position:static}
 :focus-visible{outline:3px solid var(--link);outline-offset:2px;border-radius:3px}
-nav ol{columns:2 16rem;margin:.3rem 0;padding-left:1.6rem}nav,section{margin:1.2rem 0}
+nav ol{columns:2 16rem;column-gap:3rem;margin:.3rem 0;padding-left:1.6rem}nav li{break-inside:avoid;padding:.12rem 0}
+nav,section{margin:1.2rem 0}
 .step{border-top:1px solid var(--edge);padding-top:1rem}
 summary{cursor:pointer;font-weight:600;padding:.2rem 0}
-.formula{overflow-x:auto;padding:.35rem .8rem;margin:.6rem 0;border-left:4px solid var(--edge);background:var(--card)}
+.formula{overflow-x:auto;overflow-y:hidden;padding:.45rem .8rem .6rem;margin:.6rem 0;
+border-left:4px solid var(--edge);background:var(--card)}
 math{font-size:1.12rem;text-align:left;margin:.3rem 0;width:max-content;math-style:normal;
 font-family:"STIX Two Math","Cambria Math","Latin Modern Math",math,serif}
 .lines{list-style:none;margin:.2rem 0;padding:0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from headcount.explain.derivation import same
+from headcount.explain.derivation import CHAPTERS, same
 from headcount.report.derivation_numbers import (
     NOISE,
     NOISE_WORDS,
@@ -45,6 +45,9 @@ def write_derivation(page: Page, found: Derivation, digits: int = 4) -> None:
     if found.sources:
         page.blank()
         page.wrapped("; ".join(found.sources) + ".", label="Sources  ", hanging=9)
+    for line in ([CHAPTERS] if found.quotes_chapters else []) + ([found.see] if found.see else []):
+        page.blank()
+        page.wrapped(line)
 
 
 def _symbols(page: Page, found: Derivation) -> None:

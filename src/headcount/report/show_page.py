@@ -87,7 +87,7 @@ def _flops(page: Page, found: Profile) -> None:
         rows.append(("  " + part, human_count(first), human_count(step)))
     rows.append(("  total", human_count(found.prefill.flops), human_count(found.decode.flops)))
     rows.append(("  total in MACs", human_count(found.prefill.macs), human_count(found.decode.macs)))
-    page.table(("  part", f"prefill {found.context:,}", "one more token"), rows, right={1, 2})
+    page.table(("  part", f"prefill {found.context:,}", f"token {found.context:,} alone"), rows, right={1, 2})
     growth = found.doubling
     text = (
         f"Twice the context: prefill x {growth['prefill_flops']:.2f}, a step x {growth['decode_flops']:.2f}"

@@ -211,11 +211,12 @@ def test_autograd_mode_gives_the_same_gradients() -> None:
         ({"H2": 7}, "attention: k has shape (B=1, K=2, S=5, H=7)"),
         ({"dtype2": torch.float32}, "q is float64"),
         ({"kernel": "flash"}, "unknown attention kernel 'flash'"),
-        ({"window": 0}, "window must be 1 or more; given 0"),
+        ({"window": 0}, "window must be a whole number, 1 or more; given 0"),
         ({"soft_cap": -1.0}, "soft_cap must be positive"),
         ({"fused_cap": 1.0}, "fused kernel has no form with a soft cap"),
         ({"mask": "triangular"}, "unknown mask 'triangular'"),
         ({"lengths": True}, "expected (B=1, S=5)"),
+        ({"soft_cap": 1e39}, "soft_cap must be positive and at most"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -233,3 +234,69 @@ def test_refusals_are_one_clear_line(change: dict[str, Any], words: str, plain_s
         kernel = "fused" if "fused_cap" in change else change.get("kernel", "naive")
         attend(q, k, v, rule=Rule(mask=chosen, soft_cap=cap), kernel=kernel)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_second_derivatives_are_refused_not_dropped() -> None:
+    """create_graph=True would hand back a constant gradient, and a penalty on it would vanish in silence."""
+    q, k, v = operands({"B": 1, "N": 1, "K": 1, "T": 2, "S": 2, "H": 2, "W": 2})
+    with pytest.raises(OperandError, match="second derivatives are not derived by hand"):
+        torch.autograd.grad(attend(q, k, v).sum(), q, create_graph=True)
+    with differentiate("autograd"):
+        (gradient,) = torch.autograd.grad(attend(q, k, v).square().sum(), q, create_graph=True)
+    assert gradient.requires_grad
+
+
+def test_tiled_is_refused_where_pytorch_is_to_differentiate() -> None:
+    inputs = operands({"B": 1, "N": 1, "K": 1, "T": 2, "S": 2, "H": 2, "W": 2})
+    with differentiate("autograd"), pytest.raises(OperandError, match="take the naive kernel"):
+        attend(*inputs, kernel="tiled")
+
+
+def test_a_mask_changed_before_the_backward_is_noticed() -> None:
+    q, k, v = operands({"B": 1, "N": 1, "K": 1, "T": 3, "S": 3, "H": 2, "W": 2})
+    keep = torch.tensor([[True, True, False]])
+    out = attend(q, k, v, rule=Rule(mask=Causal() & Padding(keep_BS=keep)), kernel="tiled")
+    keep.fill_(True)
+    with pytest.raises(OperandError, match="mask was changed in place"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("kernel", ["naive", "tiled", "fused"])
+def test_half_precision_neither_overflows_nor_stalls(kernel: str) -> None:
+    """float16 scores of 115,200 before the scale, and a sum over 70,000 equal keys."""
+    q = torch.full((1, 1, 1, 128), 30.0, dtype=torch.float16)
+    assert attend(q, q, q, kernel=kernel).flatten()[0] == 30
+    ones = torch.ones(1, 1, 70_000, 8, dtype=torch.float16)
+    assert attend(ones[:, :, :1], ones, ones, kernel=kernel).flatten()[0] == pytest.approx(1, rel=2e-3)
+
+
+@pytest.mark.parametrize("size", [1e11, 1e-16, 1e-25])
+def test_far_apart_scores_keep_large_values_and_tiny_gradients(size: float) -> None:
+    """Scores of -30 in the first tile and +30 in the second: values of 1e11, gradients of 1e-25, in float32."""
+    q = torch.tensor([[[[30.0, 0.0]]]], requires_grad=True)
+    k = torch.zeros(1, 1, 512, 2)
+    k[..., 0] = -1
+    k[:, :, 256:, 0] = 1
+    k.requires_grad_()
+    v = (
+        torch.randn(1, 1, 512, 2, generator=torch.Generator().manual_seed(0))
+        .mul_(max(size, 1.0))
+        .requires_grad_()
+    )
+    rule = Rule(scale=1.0)
+    d_out = torch.full((1, 1, 1, 2), min(size, 1.0))
+    found = []
+    for kernel in ("tiled", "naive"):
+        out = attend(q, k, v, rule=rule, kernel=kernel)
+        # All keys of a tile are equal, so the gradients of Q and K cancel to rounding noise; that of V does not.
+        found.append([out.detach(), *torch.autograd.grad(out, v, d_out)])
+    for ours, judge in zip(*found, strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, judge, rtol=1e-4, atol=1e-6 * float(judge.abs().max()))
+
+
+def test_empty_batches_pass_every_kernel() -> None:
+    for kernel in ("naive", "composed", "tiled"):
+        inputs = operands({"B": 0, "N": 4, "K": 2, "T": 3, "S": 3, "H": 2, "W": 2})
+        attend(*inputs, kernel=kernel).sum().backward()
+        assert inputs[1].grad is not None and inputs[1].grad.shape == (0, 2, 3, 2)

@@ -70,8 +70,12 @@ def test_refusals() -> None:
         mask("slidingwindow")
     with pytest.raises(UsageError, match="'sliding_window' takes window; given none"):
         mask("sliding_window")
-    with pytest.raises(UsageError, match="chunk must be 1 or more; given -2"):
+    with pytest.raises(UsageError, match="chunk must be a whole number, 1 or more; given -2"):
         mask("chunked", chunk=-2)
+    with pytest.raises(UsageError, match="window must be a whole number, 1 or more; given nan"):
+        mask("sliding_window", window=float("nan"))
+    with pytest.raises(UsageError, match="lengths must be one or more numbers"):
+        Packed.of_lengths([])
     with pytest.raises(OperandError, match="must be booleans of shape"):
         Padding(keep_BS=torch.ones(2, 3))
     with pytest.raises(OperandError, match="must be whole numbers"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headcount.errors import UnknownNameError, UsageError
+from headcount.errors import UnknownNameError
 from headcount.record import Record
 
 TYPE_CHECKING = False
@@ -14,13 +14,26 @@ WHAT_IF = ("example", "set", "causal", "scale")
 
 
 class Topic(Record):
-    """A topic: what it answers, which options it reads, whether it runs tensors, other names it is asked for by."""
+    """A topic: what it answers, which options it reads, whether it runs tensors, other names it is asked for by.
+
+    chapters      of docs/derivations, without their ending
+    experiments   of ``headcount experiment`` that test its claims
+    """
 
     name: str
     words: str
     options: tuple[str, ...] = ()
     needs_torch: bool = True
     also: tuple[str, ...] = ()
+    chapters: tuple[str, ...] = ()
+    experiments: tuple[str, ...] = ()
+
+    @property
+    def see(self) -> str:
+        """Where to read on, one line."""
+        chapters = ", ".join(f"{name}.md" for name in self.chapters)
+        tested = f"; headcount experiment {', '.join(self.experiments)}" if self.experiments else ""
+        return f"See docs/derivations/{chapters}{tested}"
 
     @property
     def module(self) -> str:
@@ -31,58 +44,75 @@ class Topic(Record):
 _TOPICS = (
     Topic(
         name="attention",
+        chapters=("naive", "composed"),
         words="Q, K, V, scores, softmax, output; two heads worked out",
         options=WHAT_IF,
         also=("qkv",),
     ),
     Topic(
         name="backward",
+        chapters=("naive", "arithmetic"),
+        experiments=("gradients",),
         words="the gradient walked back through attention, four steps",
         options=(*WHAT_IF, "svg"),
         also=("gradient",),
     ),
     Topic(
         name="softmax",
+        chapters=("softmax", "log_softmax"),
+        experiments=("saturation",),
         words="overflow at 88.7, the shift by the maximum, merging sums",
         also=("overflow", "stability"),
     ),
     Topic(
         name="jacobian",
+        chapters=("softmax",),
+        experiments=("gradients",),
         words="how weights answer to scores; rank n - 1, no projection",
         options=(*WHAT_IF, "seed"),
     ),
     Topic(
         name="scaling",
+        chapters=("naive",),
+        experiments=("variance", "scaling"),
         words="why 1/sqrt(d_k): the argument, measured, and where it ends",
         options=(*WHAT_IF[:3], "seed"),
         also=("variance", "saturation"),
     ),
     Topic(
         name="heads",
+        chapters=("rearrange", "naive"),
+        experiments=("heads",),
         words="splitting the width: opinions, rank, groups, trained heads",
         options=(*WHAT_IF, "seed"),
         also=("mha", "gqa", "mqa", "multi-head"),
     ),
     Topic(
         name="positions",
+        chapters=("positions", "rotary"),
+        experiments=("equivariance",),
         words="no order without them; sinusoids, rotary: i - j alone",
         options=("seed",),
         also=("rope", "rotary"),
     ),
     Topic(
         name="masks",
+        chapters=("masks",),
         words="causal, window, chunks, prefix, padding, packed: drawn, applied",
         options=("example", "set", "scale"),
         also=("causal",),
     ),
     Topic(
         name="tiled",
+        chapters=("online_softmax", "tiled"),
         words="online softmax: attention without its score matrix",
         options=("seed",),
         also=("online", "online-softmax", "flash"),
     ),
     Topic(
         name="flops",
+        chapters=("linear",),
+        experiments=("crossover", "recurrent"),
         words="multiply-adds and FLOPs, five crossovers of a model",
         options=("model", "context"),
         needs_torch=False,
@@ -90,6 +120,7 @@ _TOPICS = (
     ),
     Topic(
         name="kv-cache",
+        chapters=("naive",),
         words="bytes per token, the work a cache saves",
         options=("model", "context"),
         needs_torch=False,
@@ -97,29 +128,36 @@ _TOPICS = (
     ),
     Topic(
         name="latent",
+        chapters=("latent",),
         words="latent attention (MLA): one cached vector for all heads",
         options=("model", "seed"),
         also=("mla",),
     ),
     Topic(
         name="block",
+        chapters=("layer_norm", "linear"),
+        experiments=("norms",),
         words="post-norm, pre-norm, decoder; shares, gradients with depth",
         options=("seed",),
         also=("encoder", "decoder", "residual"),
     ),
     Topic(
         name="norms",
+        chapters=("layer_norm", "rms_norm"),
+        experiments=("norms",),
         words="LayerNorm and RMSNorm, and what their gradients lose",
         also=("layernorm", "rmsnorm", "norm"),
     ),
     Topic(
         name="cross-entropy",
+        chapters=("cross_entropy", "log_softmax"),
         words="log-sum-exp, the gradient p - q, label smoothing",
         options=("seed",),
         also=("loss", "perplexity"),
     ),
     Topic(
         name="graph",
+        chapters=("composed",),
         words="the computational graph: values down, gradients up",
         options=(*WHAT_IF, "seed", "collapse", "svg"),
     ),
@@ -141,19 +179,10 @@ def derive(name: str, asked: Asked) -> Derivation:
 
     Raises
     ------
-    UnknownNameError: no such topic. UsageError: the topic runs tensors and PyTorch is not installed.
+    UnknownNameError: no such topic. ModuleNotFoundError: the topic runs tensors and PyTorch is not installed.
     """
     topic = find_topic(name)
     from importlib import import_module
 
-    try:
-        module = import_module(topic.module)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("", "headcount"):
-            raise
-        raise UsageError(
-            f"explain {topic.name} runs tensors and {missing} is not installed: pip install 'headcount[transformer]'"
-        ) from None
-    derivation: Derivation = module.derive(asked)
-    return derivation
+    derivation: Derivation = import_module(topic.module).derive(asked)
+    return derivation.replace(see=topic.see)

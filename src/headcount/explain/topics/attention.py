@@ -156,6 +156,13 @@ def _scores(run: Pair, head: HeadNames, first: bool) -> Step:
     )
 
 
+_SCALE_WORDS = {
+    "sqrt": "; dividing by sqrt(d_k) brings it back to 1, whatever d_k is.",
+    "none": ". Nothing is divided here (--scale none), so the spread of the scores grows with d_k.",
+    "dk": ". Dividing by d_k (--scale dk) leaves 1 / d_k: the wider the head, the flatter the weights.",
+}
+
+
 def _scale(run: Pair, head: HeadNames, first: bool) -> Step:
     s, z = head.letter("S"), _scaled_letter(run, head)
     what_if, width = run.now.what_if, run.now.value(head.letter("Q")).shape[1]
@@ -175,9 +182,8 @@ def _scale(run: Pair, head: HeadNames, first: bool) -> Step:
         )
     return Step(
         title="scale",
-        why="A sum of d_k products of independent numbers of variance 1 has variance d_k; dividing by sqrt(d_k) "
-        "brings it "
-        "back to 1, whatever d_k is."
+        why="A sum of d_k products of independent numbers of variance 1 has variance d_k"
+        + _SCALE_WORDS[what_if.scale]
         if first
         else "",
         formula=(formula,),
@@ -291,20 +297,22 @@ def rounding_note(left: torch.Tensor, right: torch.Tensor, exact: float, name: s
 
 
 def _divergence(run: Pair) -> Step:
-    first, second = (run.now.value(head.letter("A"))[0] for head in run.now.example.heads)
     names = run.now.example.tokens
+    # Under a causal mask the first query has one key, so no head can disagree about it.
+    query = len(names) - 1 if run.now.what_if.causal else 0
+    first, second = (run.now.value(head.letter("A"))[query] for head in run.now.example.heads)
     rows = [
-        (token, *(float(run.now.value(head.letter("A"))[0, j]) for head in run.now.example.heads))
+        (token, *(float(run.now.value(head.letter("A"))[query, j]) for head in run.now.example.heads))
         for j, token in enumerate(names)
     ]
     gap = 0.5 * float((first - second).abs().sum())
     return Step(
         title="the heads disagree",
         why="Each head has its own projections, so its own idea of what is similar.",
-        formula=("T = 1/2 sum_j |A_1j - A2_1j|",),
+        formula=(f"T = 1/2 sum_j |A_{query + 1}j - A2_{query + 1}j|",),
         tables=(
             Table(
-                title=f"weights of the query {names[0]}",
+                title=f"weights of the query {names[query]}",
                 header=("key", *(head.scope for head in run.now.example.heads)),
                 rows=tuple(rows),
             ),

@@ -27,7 +27,8 @@ def derive(asked: Asked) -> Derivation:
         summary=f"A vocabulary of four tokens, logits {[int(v) for v in ROW]}, the right token is number "
         f"{TARGET}; float64.",
         symbols=(
-            Symbol(symbol="x_v", meaning="logit of token v", shape="V = 4"),
+            Symbol(symbol="x_v", meaning="logit of token v", shape="V = 4, in step 5 V = 8"),
+            Symbol(symbol="[v = t]", meaning="1 when v is t, else 0"),
             Symbol(symbol="t", meaning="the right token", shape=str(TARGET)),
             Symbol(symbol="p", meaning="softmax(x)"),
             Symbol(symbol="q", meaning="target distribution: 1 at t, or smoothed"),
@@ -129,7 +130,8 @@ def _tokens() -> Step:
     flat = cross_entropy(torch.zeros(1, 8, dtype=torch.float64), torch.tensor([0]))
     return Step(
         title="many tokens",
-        why="The mean over the tokens that count; padding carries an ignored target. Perplexity is exp of the mean.",
+        why="Other logits here: four rows of V = 8 random ones. "
+        "The mean over the tokens that count; padding carries an ignored target. Perplexity is exp of the mean.",
         formula=("L = 1/C sum_i L_i", "ppl = exp(L)"),
         values=(
             shown("L", number(counted), "four rows, one ignored"),

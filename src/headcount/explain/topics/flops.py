@@ -136,6 +136,22 @@ def coefficients(layer: LayerSpec) -> tuple[int, int, int]:
     return max(pair_macs(mixer) for mixer in layer.mixers), a, f
 
 
+def feed_forward_line(layer: LayerSpec, width: int, f: int) -> str:
+    """f as its product: matrices x D x F, times the experts one token visits; empty where f is no such product."""
+    feed = layer.feed_forward
+    if feed is None:
+        return ""
+    shared = feed.shared_width // feed.width if feed.experts else 0
+    visited = feed.top_k + shared if feed.experts else 1
+    if visited * feed.matrices * width * feed.width != f:
+        return ""
+    product = f"{feed.matrices} x {width:,} x {feed.width:,} = {f:,}"
+    if not feed.experts:
+        return f"f = {product}"
+    words = f"{feed.top_k} of {feed.experts} routed" + (f" + {shared} shared" if shared else "")
+    return f"f = {visited} experts ({words}) x {product}"
+
+
 def _own_block(model: ModelSpec, n: int) -> Step:
     layer = representative(model)
     assert layer is not None
@@ -149,10 +165,12 @@ def _own_block(model: ModelSpec, n: int) -> Step:
         ("feed-forward", "f n", f * n, 2 * f * n),
     )
     matrices = layer.feed_forward.matrices if layer.feed_forward else 0
+    line = feed_forward_line(layer, model.hidden_size, f)
     return Step(
         title=f"one layer of {model.name}",
         why=f"{words}; feed-forward {width:,} wide with {matrices} matrices. The widths are the model's own, "
         f"not 4 D and D / N.",
+        arithmetic=(line,) if line else (),
         values=(
             Quantity(name="q", values=q, unit="MACs per pair"),
             Quantity(name="a", values=a, unit="MACs per token"),
@@ -205,12 +223,14 @@ def _whole(model: ModelSpec, n: int) -> Step:
     rows.append(("total", first.macs, first.flops, step.flops))
     return Step(
         title="the whole model",
-        why=f"All {len(model.layers)} layers: reading {n:,} tokens, and one more token after them. Causal pairs "
-        f"counted exactly, "
-        "windows honoured.",
+        why=f"All {len(model.layers)} layers: reading {n:,} tokens, and the step of token {n:,} alone, its predecessors "
+        f"cached: it attends to {n:,} keys, itself included, in a layer with a window to the window's keys at most. "
+        "Causal pairs counted exactly.",
         tables=(
             Table(
-                title="", header=("part", "read: MACs", "read: FLOPs", "next token: FLOPs"), rows=tuple(rows)
+                title="",
+                header=("part", "read: MACs", "read: FLOPs", f"token {n:,}: FLOPs"),
+                rows=tuple(rows),
             ),
         ),
     )
@@ -234,7 +254,7 @@ def _doubling(model: ModelSpec, n: int) -> Step:
         (f"{model.name}: scores and values, causal", _ratio(after, before, "scores_values")),
         (f"{model.name}: everything, reading", _ratio(after, before)),
         (
-            f"{model.name}: everything, the next token",
+            f"{model.name}: everything, the last token alone",
             _ratio(decode_step(model, 2 * n), decode_step(model, n)),
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headcount.errors import UnknownNameError, UsageError
 from headcount.explain.asked import Asked
 from headcount.explain.assembled import WORDS, run_block
-from headcount.explain.derivation import Derivation, Step
+from headcount.explain.derivation import Derivation, Step, Symbol
 from headcount.explain.examples import EXAMPLES
 from headcount.explain.graph import Graph
 from headcount.explain.worked import work
@@ -34,9 +34,38 @@ def derive(asked: Asked) -> Derivation:
         topic="graph",
         title=f"Computational graph: {name}",
         summary=f"{words}. Every box is a value of the run that was just recorded; {_loss(name)}",
+        symbols=_symbols(name),
         steps=(_step(graph, asked),),
         settings=settings,
     )
+
+
+def _symbols(name: str) -> tuple[Symbol, ...]:
+    """The letters that stand in the boxes."""
+    gradient = Symbol(symbol="dX", meaning="gradient of L at X, the same shape")
+    letters = Symbol(
+        symbol="Q, K, V, S, S'", meaning="queries, keys, values; scores raw, and scaled and masked"
+    )
+    output = Symbol(symbol="A, O", meaning="attention weights; A V, the output of the heads")
+    norm = Symbol(symbol="||X||", meaning="sqrt of the sum of squares, where X is too large to print")
+    if name in EXAMPLES:
+        return (letters, output, Symbol(symbol="L", meaning="the loss"), gradient)
+    found = [
+        Symbol(symbol="x, y", meaning="input and output of the block, one row per token"),
+        Symbol(symbol="W_Q, W_K, W_V, W_O", meaning="projections of attention; b_Q, ... their biases"),
+    ]
+    if name == "decoder":
+        found += [
+            Symbol(symbol="M", meaning="output of the encoder, read by cross-attention"),
+            Symbol(symbol="W_Qc, ..., W_Oc", meaning="projections of cross-attention"),
+        ]
+    gate = "W_gate, " if name == "gated" else ""
+    found += [
+        Symbol(symbol=f"{gate}W_up, W_down", meaning="matrices of the feed-forward"),
+        Symbol(symbol="w_n1, b_n1", meaning="scale and shift of the first sub-layer's norm, and so on"),
+        Symbol(symbol="u, z, L", meaning="random readout; z = y u; L = sum of z"),
+    ]
+    return (*found, letters, output, gradient, norm)
 
 
 def _loss(name: str) -> str:
@@ -50,7 +79,8 @@ def _step(graph: Graph, asked: Asked) -> Step:
     note = ""
     if scopes:
         note = (
-            f"Scopes that --collapse folds into one box: {', '.join(scopes)}; *1, *2 fold all of that depth."
+            f"Scopes that --collapse folds into one box: {', '.join(scopes)}; "
+            "*1, *2 fold all scopes of that depth (1 is the outermost)."
         )
     return Step(
         title="values down, gradients up",

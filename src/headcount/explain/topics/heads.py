@@ -45,16 +45,20 @@ def derive(asked: Asked) -> Derivation:
 def _split(run: Pair) -> Step:
     x = torch.arange(8, dtype=torch.float64).view(1, 2, 4)
     heads = split_heads(x, 2)
-    back = bool(torch.equal(merge_heads(heads), x))
+    gap = float((merge_heads(heads) - x).abs().max())
     return Step(
         title="split and join",
         why="Head n takes columns n H to (n + 1) H. Splitting copies nothing, joining puts the columns back.",
-        formula=("q_nth = x_t(nH+h)", "MHA(x) = [O_1, ..., O_N] W_O"),
+        formula=(
+            "q_nth = x_t(nH+h)",
+            '"entry h of head n for token t is column" n H + h "of row t"',
+            "MHA(x) = [O_1, ..., O_N] W_O",
+        ),
         values=(
             shown("x", x, "2 tokens, D = 4"),
             shown("head 0", heads[0, 0]),
             shown("head 1", heads[0, 1]),
-            shown("joined again equals x", int(back), "1: yes"),
+            shown("x from the heads again, largest difference", gap),
         ),
         chapters="give every head d_k = d_model / h. That is a habit, not a law: head width is free, and "
         "several released models "

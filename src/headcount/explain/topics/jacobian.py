@@ -107,7 +107,7 @@ def _applied(a: Tensor, matrix: Tensor, upstream: Tensor) -> Step:
     (applied,) = operation.backward(operation.Saved(a, -1), upstream)
     return Step(
         title="applied without being built",
-        why="Backward needs J^T da only: n multiplications and one sum instead of an n x n matrix per row.",
+        why="Backward needs J^T da only: 2 n multiplications, n subtractions and one sum instead of an n x n matrix per row.",
         formula=("ds = J^T da", "ds_j = a_j (da_j - sum_k a_k da_k)"),
         values=(
             shown("da", upstream, "upstream"),

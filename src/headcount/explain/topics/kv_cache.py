@@ -12,7 +12,15 @@ from headcount.cost.cache import (
 from headcount.cost.weights import weight_bytes
 from headcount.errors import HeadcountError
 from headcount.explain.derivation import Derivation, Quantity, Step, Symbol, Table
-from headcount.spec.attention import HeadedAttention
+from headcount.spec.attention import (
+    CrossAttention,
+    FullAttention,
+    HeadedAttention,
+    LatentAttention,
+    SharedCache,
+    SlidingWindow,
+    StateSpace,
+)
 from headcount.spec.kv_format import kv_format
 from headcount.spec.reader import read_model
 from headcount.units import gb, gib, human_bytes
@@ -20,6 +28,7 @@ from headcount.units import gb, gib, human_bytes
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.explain.asked import Asked
+    from headcount.spec.attention import Mixer
     from headcount.spec.model import ModelSpec
 
 MODEL, CONTEXT = "llama-2-7b", 2048
@@ -43,12 +52,7 @@ def derive(asked: Asked) -> Derivation:
         title=f"The KV cache: {model.name}, {n:,} tokens",
         summary=f"{model.source}. Keys and values of earlier tokens never change, so they are kept instead of "
         f"computed again.",
-        symbols=(
-            Symbol(symbol="L", meaning="layers that keep tokens", shape=f"{len(model.layers)}"),
-            Symbol(symbol="K, H, H'", meaning="key/value heads; width of a key, of a value"),
-            Symbol(symbol="p", meaning="bytes per number", shape="2 in 16 bits"),
-            Symbol(symbol="n", meaning="tokens of the conversation", shape=f"{n:,}"),
-        ),
+        symbols=_symbols(model, n),
         steps=tuple(steps),
         sources=(
             "Shazeer 2019 (one key/value head); Ainslie et al. 2023 (groups)",
@@ -57,23 +61,73 @@ def derive(asked: Asked) -> Derivation:
     )
 
 
+def grows(mixer: Mixer) -> bool:
+    """Whether a layer keeps something of its own for each token."""
+    return not isinstance(mixer, StateSpace | CrossAttention | SharedCache)
+
+
+def _formulas(model: ModelSpec, n: int) -> tuple[str, str]:
+    """``(b, c)`` in the letters of this model: one product where all growing layers are alike, else a sum over kinds."""
+    kinds = [mixer for mixer, _ in mixer_runs(model) if grows(mixer)]
+    per_token = "b = sum_i L_i e_i"
+    if kinds and all(isinstance(mixer, LatentAttention) and not mixer.index_head_dim for mixer in kinds):
+        per_token = "b = L (r + R) p"
+    elif kinds and all(isinstance(mixer, HeadedAttention) for mixer in kinds):
+        shapes = {
+            (m.num_key_value_heads, m.head_dim, m.v_head_dim) for m in kinds if isinstance(m, HeadedAttention)
+        }
+        if len(shapes) == 1:
+            _, key, value = shapes.pop()
+            per_token = "b = 2 L K H p" if key == value else "b = L K (H + H') p"
+    if all(type(mixer) in (FullAttention, LatentAttention) for mixer, _ in mixer_runs(model)):
+        return per_token, "c = b n"
+    if all(isinstance(m, FullAttention | SlidingWindow | LatentAttention) for m, _ in mixer_runs(model)):
+        return per_token, "c = sum_i L_i e_i min(n, w_i)"
+    return per_token, "c = sum_i L_i e_i t_i"
+
+
+def _token_line(mixer: Mixer, times: int, entry: int) -> str:
+    """The bytes of one token in all layers of a kind, with the numbers put in; nothing where there is no such product."""
+    if isinstance(mixer, LatentAttention):
+        key = f" + {mixer.indexer_bytes}" if mixer.indexer_bytes else ""
+        product = f"{times} x (({mixer.kv_lora_rank} + {mixer.qk_rope_head_dim}) x 2{key})"
+    elif not isinstance(mixer, HeadedAttention) or not grows(mixer):
+        return ""
+    elif mixer.head_dim == mixer.v_head_dim:
+        product = f"2 x {times} x {mixer.num_key_value_heads} x {mixer.head_dim} x 2"
+    else:
+        product = f"{times} x {mixer.num_key_value_heads} x ({mixer.head_dim} + {mixer.v_head_dim}) x 2"
+    return f"{mixer.kind}: {product} = {times * entry:,} B per token"
+
+
+def _conversation_line(model: ModelSpec, n: int) -> str:
+    fmt = kv_format("fp16")
+    terms = []
+    for mixer, times in mixer_runs(model):
+        kept, entry, each = mixer.tokens_kept(n), mixer.entry_bytes(fmt), mixer.kv_bytes(n, fmt)
+        if not each:
+            continue
+        window = f"min({n:,}, {mixer.window:,})" if isinstance(mixer, SlidingWindow) else f"{kept:,}"
+        terms.append(f"{times} x {entry:,} x {window}" if kept * entry == each else f"{times} x {each:,}")
+    return f"c = {' + '.join(terms)} = {conversation_bytes(model, n, fmt):,} B" if terms else ""
+
+
 def _bytes(model: ModelSpec, n: int) -> Step:
     fmt = kv_format("fp16")
     rows, lines = [], []
     for mixer, times in mixer_runs(model):
         kept, entry = mixer.tokens_kept(n), mixer.entry_bytes(fmt)
         rows.append((mixer.kind, times, mixer.words(), entry, kept, times * mixer.kv_bytes(n, fmt)))
-        if isinstance(mixer, HeadedAttention) and mixer.head_dim == mixer.v_head_dim and entry:
-            lines.append(
-                f"{mixer.kind}: 2 x {times} x {mixer.num_key_value_heads} x {mixer.head_dim} x 2 = "
-                f"{times * entry:,} B per token"
-            )
+        lines.append(_token_line(mixer, times, entry))
     per_token, each = token_bytes(model, fmt), conversation_bytes(model, n, fmt)
+    latent = isinstance(growing_attention(model), LatentAttention)
     return Step(
         title="bytes of one token, of one conversation",
-        why="Every layer keeps one key and one value per key/value head. Query heads are not stored.",
-        formula=("b = 2 L K H p", "c = b n"),
-        arithmetic=tuple(lines),
+        why="Every layer keeps one latent and one rotary key per token, for all its heads together."
+        if latent
+        else "Every layer keeps one key and one value per key/value head. Query heads are not stored.",
+        formula=_formulas(model, n),
+        arithmetic=tuple(line for line in (*lines, _conversation_line(model, n)) if line),
         values=(
             Quantity(
                 name="b", values=per_token, unit=f"B = {human_bytes(per_token)}", words="per token, 16 bits"
@@ -90,9 +144,46 @@ def _bytes(model: ModelSpec, n: int) -> Step:
                 ),
             ),
         ),
+        note=_bytes_note(model, latent),
         chapters="write 2 L d_model p in one place. That holds only where every query head has its own "
-        "key/value head and "
-        "N H = d_model. With grouped heads it overcounts by N / K; some models have N H other than d_model.",
+        "key/value head and N H = d_model. With grouped heads it overcounts by N / K; some models have N H other "
+        "than d_model" + ("; a latent has no key/value heads at all." if latent else "."),
+    )
+
+
+def _bytes_note(model: ModelSpec, latent: bool) -> str:
+    if latent:
+        return f"How keys and values come out of the latent: `headcount explain latent --model {model.name}`."
+    if any(isinstance(mixer, SlidingWindow) for mixer, _ in mixer_runs(model)):
+        return "b is the price of a token while no window is full; past its window a layer keeps no more."
+    return ""
+
+
+def _symbols(model: ModelSpec, n: int) -> tuple[Symbol, ...]:
+    runs = mixer_runs(model)
+    keeping = [(mixer, times) for mixer, times in runs if grows(mixer)]
+    found = [Symbol(symbol="L", meaning="layers that keep tokens", shape=f"{sum(t for _, t in keeping)}")]
+    latent = next((mixer for mixer, _ in keeping if isinstance(mixer, LatentAttention)), None)
+    if latent is not None:
+        found += [
+            Symbol(symbol="r", meaning="width of the latent of a token", shape=f"{latent.kv_lora_rank}"),
+            Symbol(symbol="R", meaning="width of its rotary key", shape=f"{latent.qk_rope_head_dim}"),
+        ]
+    if any(isinstance(mixer, HeadedAttention) for mixer, _ in keeping):
+        found.append(Symbol(symbol="K, H, H'", meaning="key/value heads; width of a key, of a value"))
+    text = " ".join(_formulas(model, n))
+    if "L_i" in text:
+        found.append(Symbol(symbol="L_i, e_i", meaning="layers of kind i; bytes of one entry in one of them"))
+    if "w_i" in text:
+        found.append(Symbol(symbol="w_i", meaning="window of kind i; a kind without a window keeps all n"))
+    if "t_i" in text:
+        found.append(
+            Symbol(symbol="t_i", meaning="entries that a layer of kind i keeps of n tokens (the table)")
+        )
+    return (
+        *found,
+        Symbol(symbol="p", meaning="bytes per number", shape="2 in 16 bits"),
+        Symbol(symbol="n", meaning="tokens of the conversation", shape=f"{n:,}"),
     )
 
 
@@ -120,6 +211,12 @@ def _formats(model: ModelSpec, n: int) -> Step:
 
 def _heads(name: str, model: ModelSpec) -> Step | None:
     mixer = growing_attention(model)
+    if isinstance(mixer, LatentAttention):
+        return Step(
+            title="other numbers of key/value heads: does not apply",
+            why="The cached latent has no key/value heads, so no number of them changes its bytes. What the same heads "
+            "would take if they were kept in full is in `headcount explain latent`.",
+        )
     if not isinstance(mixer, HeadedAttention):
         return None
     fmt, own = kv_format("fp16"), mixer.num_key_value_heads

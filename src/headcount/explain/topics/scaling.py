@@ -85,6 +85,19 @@ def _draw(kind: str, shape: tuple[int, int], stream: torch.Generator) -> Tensor:
     return torch.randint(0, 2, shape, generator=stream).float() * 2 - 1
 
 
+# E(x^4) of a normal, a uniform and a sign of variance 1.
+FOURTH_MOMENTS = (3.0, 9 / 5, 1.0)
+
+
+def chance_band(width: int, fourth: float) -> float:
+    """1.96 standard errors of Var(s) / d_k over ``PAIRS`` pairs: sqrt((k - 1) / PAIRS), k the kurtosis of s.
+
+    Cumulants add: the excess kurtosis of a sum of d_k products is that of one product, m^2 - 3, over d_k.
+    """
+    kurtosis = 3 + (fourth**2 - 3) / width
+    return 1.96 * math.sqrt((kurtosis - 1) / PAIRS)
+
+
 def _measured(seed: int) -> Step:
     rows = []
     for width in WIDTHS:
@@ -96,17 +109,23 @@ def _measured(seed: int) -> Step:
             )
             ratios.append(float(drawn.var()) / width)
         variance = ratios[0] * width
-        rows.append((width, *ratios, variance, f"{variance / width**2:.3g}"))
-    band = 1.96 * math.sqrt(2 / PAIRS)
+        chance = ", ".join(f"{chance_band(width, fourth):.3f}" for fourth in FOURTH_MOMENTS)
+        rows.append((width, *ratios, variance, f"{variance / width**2:.3g}", chance))
     return Step(
         title="measured",
-        why=f"{PAIRS:,} random pairs at each width, seed {seed}; a ratio of 1 is the law. Chance moves it by about "
-        f"{band:.3f} (95 %).",
-        formula=("Var(s) / d_k = 1",),
+        why=f"{PAIRS:,} random pairs at each width, seed {seed}; a ratio of 1 is the law. The last column is how far "
+        "chance moves each of the three (95 %): it depends on the kurtosis k of s, which the width brings to 3.",
+        formula=(
+            "Var(s) / d_k = 1",
+            f'1.96 sqrt((k - 1) / {PAIRS}) "with" k = 3 + (m^2 - 3) / d_k, m = E(q_i^4)',
+        ),
+        arithmetic=(
+            f"normal (m = 3), d_k = 2: k = 3 + 6 / 2 = 6, 1.96 sqrt(5 / {PAIRS:,}) = {chance_band(2, 3.0):.3f}",
+        ),
         tables=(
             Table(
                 title="Var(s) / d_k by distribution; Var(s) and Var(s / d_k) of normal components",
-                header=("d_k", "normal", "uniform", "+1/-1", "Var(s)", "Var(s/d_k)"),
+                header=("d_k", "normal", "uniform", "+1/-1", "Var(s)", "Var(s/d_k)", "chance, 95 %"),
                 rows=tuple(rows),
             ),
         ),

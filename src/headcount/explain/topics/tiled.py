@@ -32,10 +32,14 @@ def derive(asked: Asked) -> Derivation:
         f"against the one "
         "that stores scores.",
         symbols=(
-            Symbol(symbol="m", meaning="largest score seen so far"),
-            Symbol(symbol="l", meaning="sum of exp(s_j - m) seen so far"),
-            Symbol(symbol="o", meaning="sum of exp(s_j - m) v_j seen so far", shape="d_v"),
-            Symbol(symbol="lse", meaning="m + log l at the end: all that backward needs beside O"),
+            Symbol(symbol="r", meaning="reference of the row: here the largest score seen so far"),
+            Symbol(symbol="l", meaning="sum of exp(s_j - r) seen so far"),
+            Symbol(symbol="o", meaning="sum of exp(s_j - r) v_j seen so far", shape="d_v"),
+            Symbol(
+                symbol="lse",
+                meaning="r + log l at the end; the kernel saves the pair (r, l), two numbers per row, because it rounds "
+                "better than lse",
+            ),
         ),
         steps=(_row(q, k, v), _kernel(asked.seed), _memory(), _backward(asked.seed)),
         sources=("Milakov and Gimelshein 2018; Rabe and Staats 2021; Dao et al. 2022 (FlashAttention)",),
@@ -69,11 +73,11 @@ def _row(q: Tensor, k: Tensor, v: Tensor) -> Step:
         title="one row, tile by tile",
         why="A later tile may hold a larger maximum. Then everything summed so far is too large by one common "
         "factor, and is "
-        "multiplied by it: exact, because exp(s - m') = exp(s - m) exp(m - m').",
+        "multiplied by it: exact, because exp(s - r') = exp(s - r) exp(r - r').",
         formula=(
-            "m' = max(m, max_j s_j)",
-            "l' = l exp(m - m') + sum_j exp(s_j - m')",
-            "o' = o exp(m - m') + sum_j exp(s_j - m') v_j",
+            "r' = max(r, max_j s_j)",
+            "l' = l exp(r - r') + sum_j exp(s_j - r')",
+            "o' = o exp(r - r') + sum_j exp(s_j - r') v_j",
             "O = o / l",
         ),
         arithmetic=(
@@ -88,7 +92,7 @@ def _row(q: Tensor, k: Tensor, v: Tensor) -> Step:
             shown("difference", number((out / total - whole).abs().max())),
         ),
         tables=(
-            Table(title="state after each tile", header=("tile", "m", "l", "o_1", "o_2"), rows=tuple(rows)),
+            Table(title="state after each tile", header=("tile", "r", "l", "o_1", "o_2"), rows=tuple(rows)),
         ),
     )
 
@@ -124,12 +128,14 @@ def _kernel(seed: int) -> Step:
 
 def _memory() -> Step:
     tile = human_bytes(TILE_ROWS * TILE_KEYS * 4)
-    rows = [(n, human_bytes(n * n * 4), tile, human_bytes(n * 4)) for n in (1024, 16384, 131072)]
+    rows = [(n, human_bytes(n * n * 4), tile, human_bytes(2 * n * 4)) for n in (1024, 16384, 131072)]
     return Step(
         title="memory: n^2 becomes n",
-        why="Scores of one head in float32, were they stored, against one tile and one lse per row.",
+        why="Scores of one head in float32, were they stored, against one tile and (r, l), two numbers per row.",
         tables=(
-            Table(title="", header=("n", "scores stored", "one tile", "lse of all rows"), rows=tuple(rows)),
+            Table(
+                title="", header=("n", "scores stored", "one tile", "(r, l) of all rows"), rows=tuple(rows)
+            ),
         ),
         chapters="call attention quadratic 'in both compute and memory'. Compute, yes: every pair is still "
         "visited. Memory is "
@@ -149,12 +155,12 @@ def _backward(seed: int) -> Step:
     long = (a * d_a).sum(-1)
     short_form = (d_out * out)[0, 0].sum(-1)
     return Step(
-        title="backward from O and lse alone",
-        why="The weights are recomputed tile by tile from lse. The row dot that softmax's gradient needs is, "
+        title="backward from O, r and l alone",
+        why="The weights are recomputed tile by tile from (r, l). The row dot that softmax's gradient needs is, "
         "after exchanging "
         "two sums, a dot product of two vectors that are at hand.",
         formula=(
-            "A = exp(S' - lse)",
+            "A = exp(S' - r) / l = exp(S' - lse)",
             "D_i = sum_j A_ij dA_ij = sum_j A_ij (dO_i . V_j) = dO_i . O_i",
             "dS' = A * (dO V^T - D)",
         ),

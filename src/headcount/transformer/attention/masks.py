@@ -46,8 +46,14 @@ class Mask(Record):
     def check(self, batch: int, query_end: int, keys: int) -> None:
         """Raise OperandError when the mask was made for other sizes; position masks fit any."""
 
+    def versions(self) -> tuple[int, ...]:
+        """PyTorch's change counters of the tensors inside: a backward that asks again must find them as they were."""
+        return ()
+
     def __and__(self, other: Mask) -> Mask:
         """Allow what both allow."""
+        if not isinstance(other, Mask):
+            raise UsageError(f"a mask combines with a mask; given {other!r}")
         return Both(left=self, right=other)
 
 
@@ -83,7 +89,7 @@ class SlidingWindow(Mask):
     window: int
 
     def _check(self) -> None:
-        _positive("sliding window: window", self.window)
+        _whole("sliding window: window", self.window, 1)
 
     def allowed(self, query_T: Tensor, key_S: Tensor) -> Tensor:
         """A diagonal band of width ``window``."""
@@ -104,7 +110,7 @@ class Chunked(Mask):
     chunk: int
 
     def _check(self) -> None:
-        _positive("chunked mask: chunk", self.chunk)
+        _whole("chunked mask: chunk", self.chunk, 1)
 
     def allowed(self, query_T: Tensor, key_S: Tensor) -> Tensor:
         """A block diagonal of lower triangles."""
@@ -118,8 +124,7 @@ class Prefix(Mask):
     length: int
 
     def _check(self) -> None:
-        if self.length < 0:
-            raise UsageError(f"prefix mask: length must be 0 or more; given {self.length}")
+        _whole("prefix mask: length", self.length, 0)
 
     def allowed(self, query_T: Tensor, key_S: Tensor) -> Tensor:
         """The causal triangle with its first ``length`` columns filled."""
@@ -149,6 +154,10 @@ class Padding(Mask):
     def of_lengths(cls, lengths_B: Tensor, keys: int) -> Padding:
         """Sequences padded on the right to ``keys`` tokens."""
         return cls(keep_BS=torch.arange(keys, device=lengths_B.device)[None, :] < lengths_B[:, None])
+
+    def versions(self) -> tuple[int, ...]:
+        """Of ``keep_BS``."""
+        return (self.keep_BS._version,)
 
     def allowed(self, query_T: Tensor, key_S: Tensor) -> Tensor:
         """The same keys for every query of a sequence."""
@@ -182,8 +191,16 @@ class Packed(Mask):
     @classmethod
     def of_lengths(cls, lengths: list[int]) -> Packed:
         """One row that holds sequences of these lengths, one after another."""
+        if not lengths or min(lengths) < 0:
+            raise UsageError(
+                f"packed mask: lengths must be one or more numbers of 0 or more; given {lengths}"
+            )
         numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         return cls(segment_BS=numbers[None])
+
+    def versions(self) -> tuple[int, ...]:
+        """Of ``segment_BS``."""
+        return (self.segment_BS._version,)
 
     def allowed(self, query_T: Tensor, key_S: Tensor) -> Tensor:
         """A block diagonal, one block per sequence."""
@@ -204,6 +221,10 @@ class Both(Mask):
 
     left: Mask
     right: Mask
+
+    def versions(self) -> tuple[int, ...]:
+        """Of both."""
+        return self.left.versions() + self.right.versions()
 
     def allowed(self, query_T: Tensor, key_S: Tensor) -> Tensor:
         """Logical and."""
@@ -244,6 +265,6 @@ def mask(name: str, **parameters: Any) -> Mask:
     return kind(**parameters)
 
 
-def _positive(what: str, value: int) -> None:
-    if value < 1:
-        raise UsageError(f"{what} must be 1 or more; given {value}")
+def _whole(what: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{what} must be a whole number, {least} or more; given {value}")

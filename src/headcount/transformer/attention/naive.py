@@ -31,6 +31,7 @@ from torch import Tensor
 from headcount.transformer.attention.masks import Everything
 from headcount.transformer.attention.rule import Rule
 from headcount.transformer.ops.operation import Operation
+from headcount.transformer.ops.precision import widen
 
 
 class Saved(NamedTuple):
@@ -54,7 +55,10 @@ def forward(
     B, N, T, H = q_BNTH.shape
     K, S = k_BKSH.shape[1:3]
     G = N // K
-    scale = rule.resolved(H)
+    scale, dtype = rule.resolved(H), q_BNTH.dtype
+    # 16 bits hold neither the scores nor their sums: float16 and bfloat16 are computed in float32.
+    q_BNTH, k_BKSH, v_BKSW = widen(q_BNTH), widen(k_BKSH), widen(v_BKSW)
+    sinks_N = None if sinks_N is None else widen(sinks_N)
     q = q_BNTH.reshape(B, K, G * T, H)
     scores = torch.matmul(q, k_BKSH.transpose(-1, -2)) * scale
     capped = None
@@ -67,7 +71,7 @@ def forward(
         )
     sink = None if sinks_N is None else sinks_N.view(K, G, 1).expand(K, G, T).reshape(1, K, G * T, 1)
     a, a_sink = _softmax(scores, sink)
-    o = torch.matmul(a, v_BKSW)
+    o = torch.matmul(a, v_BKSW).to(dtype)
     saved = Saved(q, k_BKSH, v_BKSW, a, capped, a_sink, scale, rule.soft_cap, N)
     return o.view(B, N, T, v_BKSW.shape[-1]), saved
 
@@ -93,7 +97,8 @@ def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
     """Return ``(dQ, dK, dV, dsinks)``: the four steps of the module docstring."""
     q, k, v, a, capped, a_sink, scale, soft_cap, heads = saved
     B, N, T, W = d_o.shape
-    d_rows = d_o.reshape(B, k.shape[1], q.shape[2], W)
+    dtype = d_o.dtype
+    d_rows = widen(d_o).reshape(B, k.shape[1], q.shape[2], W)
     # step 1, forward was O = A V
     d_a = torch.matmul(d_rows, v.transpose(-1, -2))
     d_v = torch.matmul(a.transpose(-1, -2), d_rows)
@@ -103,14 +108,14 @@ def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
     d_s = torch.addcmul(weighted, a, row_dot, value=-1)
     d_sinks = None
     if a_sink is not None:
-        d_sinks = -(a_sink * row_dot).view(B, heads, T).sum((0, 2))
+        d_sinks = -(a_sink * row_dot).view(B, heads, T).sum((0, 2)).to(dtype)
     # step 3, forward was S' = cap(S scale)
     if capped is not None and soft_cap is not None:
         d_s = d_s * (1 - (capped / soft_cap).square())
     # step 4, forward was S = Q K^T; the scale of step 3 is applied to the narrow results instead of to dS
     d_q = torch.matmul(d_s, k).mul_(scale)
     d_k = torch.matmul(d_s.transpose(-1, -2), q).mul_(scale)
-    return d_q.view(B, N, T, q.shape[-1]), d_k, d_v, d_sinks
+    return d_q.view(B, N, T, q.shape[-1]).to(dtype), d_k.to(dtype), d_v.to(dtype), d_sinks
 
 
 NAIVE = Operation(

@@ -11,6 +11,7 @@ from headcount.errors import OperandError, UsageError
 from headcount.record import Record
 from headcount.transformer.attention.masks import Everything, Mask
 from headcount.transformer.ops.operands import bind
+from headcount.transformer.ops.soft_cap import CAP_LIMIT
 
 
 class Rule(Record):
@@ -26,12 +27,18 @@ class Rule(Record):
     query_start: int = 0
 
     def _check(self) -> None:
-        if self.soft_cap is not None and not 0 < self.soft_cap < math.inf:
-            raise UsageError(f"attention: soft_cap must be positive and finite; given {self.soft_cap}")
+        if not isinstance(self.mask, Mask):
+            raise UsageError(f"attention: mask must be a mask (attention.masks); given {self.mask!r}")
+        if self.soft_cap is not None and not 0 < self.soft_cap <= CAP_LIMIT:
+            raise UsageError(
+                f"attention: soft_cap must be positive and at most {CAP_LIMIT:g}; given {self.soft_cap}"
+            )
         if self.scale is not None and not math.isfinite(self.scale):
             raise UsageError(f"attention: scale must be finite; given {self.scale}")
-        if self.query_start < 0:
-            raise UsageError(f"attention: query_start must be 0 or more; given {self.query_start}")
+        if not isinstance(self.query_start, int) or self.query_start < 0:
+            raise UsageError(
+                f"attention: query_start must be a whole number, 0 or more; given {self.query_start}"
+            )
 
     def resolved(self, head_width: int) -> float:
         """The scale as a number."""
@@ -46,10 +53,10 @@ class Rule(Record):
 def check_operands(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule) -> None:
     """Raise OperandError unless q (B, N, T, H), k (B, K, S, H), v (B, K, S, W) belong together and K divides N."""
     sizes = bind("attention", q=(q, "B N T H"), k=(k, "B K S H"), v=(v, "B K S W"), sinks=(sinks, "N"))
-    if not q.is_floating_point():
-        raise OperandError(
-            f"attention: q, k, v must be floating; given {str(q.dtype).removeprefix('torch.')}"
-        )
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not tensor.is_floating_point():
+            given = str(tensor.dtype).removeprefix("torch.")
+            raise OperandError(f"attention: q, k and v must be floating; {name} is {given}")
     if sizes["K"] == 0 or sizes["N"] % sizes["K"]:
         raise OperandError(
             f"attention: {sizes['N']} query heads (N) do not divide into {sizes['K']} key/value heads (K); "

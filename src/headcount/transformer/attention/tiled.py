@@ -41,6 +41,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from headcount.errors import OperandError
 from headcount.transformer.attention.masks import ALL, NONE
 from headcount.transformer.attention.rule import Rule
 from headcount.transformer.ops.operation import Operation
@@ -56,8 +57,8 @@ TILE_PAIRS = 2 * TILE_ROWS * TILE_KEYS
 # Rows summed in one go for the gradients of K and V: their error falls by 12 % from 256 to 64, for 5 % of the time.
 PIECE = 64
 SLACK = 3.0
-# 2**ROOM times any number of keys stays far inside float32 (2**128 is its end).
-ROOM = 90.0
+# 2**ROOM times a value, and a gradient over it, must stay inside float32 (2**-126 to 2**128) by a wide margin.
+ROOM = 20.0
 LOG2_E = 1 / math.log(2)
 
 
@@ -72,6 +73,7 @@ class Saved(NamedTuple):
     reference: Tensor
     total: Tensor
     rule: Rule
+    versions: tuple[int, ...]
 
 
 class _Streams:
@@ -179,7 +181,9 @@ def forward(
                     rows.absorb_sink(streams.sink_rows(sinks_N, some, queries.stop - queries.start))
                 for whole, tile in zip(results, rows.finish(), strict=True):
                     whole[some, :, queries] = tile.view(whole[some, :, queries].shape)
-    return o_BNTW, Saved(q_BNTH, k_BKSH, v_BKSW, sinks_N, o_BNTW, reference_BNT, total_BNT, rule)
+    return o_BNTW, Saved(
+        q_BNTH, k_BKSH, v_BKSW, sinks_N, o_BNTW, reference_BNT, total_BNT, rule, rule.mask.versions()
+    )
 
 
 class _Rows:
@@ -254,7 +258,9 @@ class _Rows:
 
 def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
     """Return ``(dQ, dK, dV, dsinks)``, probabilities recomputed tile by tile from (r, l)."""
-    q_BNTH, k_BKSH, v_BKSW, sinks_N, o_BNTW, reference_BNT, total_BNT, rule = saved
+    q_BNTH, k_BKSH, v_BKSW, sinks_N, o_BNTW, reference_BNT, total_BNT, rule, versions = saved
+    if rule.mask.versions() != versions:
+        raise OperandError("attention: the mask was changed in place between forward and backward")
     streams = _Streams(q_BNTH, k_BKSH, rule)
     dtype = streams.dtype
     q, k, v = streams.grouped(q_BNTH), k_BKSH.flatten(0, 1), v_BKSW.flatten(0, 1)
@@ -354,4 +360,5 @@ TILED = Operation(
     backward=backward,
     formula="O = softmax(Q K^T / sqrt(d_k)) V, tile by tile, lse saved",
     gradient="A = exp(S' - lse), dS' = A * (dO V^T - dO.O)",
+    traceable=False,
 )

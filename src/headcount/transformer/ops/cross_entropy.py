@@ -65,11 +65,12 @@ def forward(
         m.append(wide.detach().amax(-1, keepdim=True))
         total.append((wide - m[-1]).exp_().sum(-1, keepdim=True))
         if label_smoothing:
-            mean.append(wide.mean(-1, keepdim=True))
+            # After the shift: the mean of large logits would cancel against m.
+            mean.append((wide - m[-1]).mean(-1, keepdim=True))
     m_M1, total_M1 = torch.cat(m), torch.cat(total)
     loss = total_M1.log() + (1 - label_smoothing) * (m_M1 - widen(rows.gather(1, flat)))
     if label_smoothing:
-        loss = loss + label_smoothing * (m_M1 - torch.cat(mean))
+        loss = loss - label_smoothing * torch.cat(mean)
     if count < len(rows):
         loss = loss.masked_fill(~counted, 0.0)
     return loss.sum() / count, Saved(logits, flat, m_M1, total_M1, counted, count, label_smoothing)
@@ -100,6 +101,7 @@ def backward(saved: Saved, d_loss: Tensor) -> tuple[Tensor, None]:
 
 CROSS_ENTROPY = Operation(
     "cross_entropy",
+    whole_inputs=(1,),
     forward=forward,
     backward=backward,
     formula="L = mean(lse(x) - (1 - e) x_t - e mean(x))",

@@ -59,6 +59,7 @@ def backward(saved: Saved, d_y: Tensor) -> tuple[None, Tensor]:
 
 EMBEDDING = Operation(
     "embedding",
+    whole_inputs=(0,),
     forward=forward,
     backward=backward,
     formula="y_t = W[i_t]",

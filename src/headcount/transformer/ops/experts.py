@@ -199,6 +199,7 @@ ROUTE = Operation(
 )
 DISPATCH = Operation(
     "dispatch",
+    whole_inputs=(1,),
     forward=forward_dispatch,
     backward=backward_dispatch,
     formula="part_e = rows of x sent to expert e",
@@ -207,6 +208,7 @@ DISPATCH = Operation(
 )
 COMBINE = Operation(
     "combine",
+    whole_inputs=(1,),
     forward=forward_combine,
     backward=backward_combine,
     formula="y_m = sum w_mi f_i(x_m)",
@@ -214,6 +216,7 @@ COMBINE = Operation(
 )
 BALANCE = Operation(
     "balance",
+    whole_inputs=(1,),
     forward=forward_balance,
     backward=backward_balance,
     formula="L = E sum f_e P_e",

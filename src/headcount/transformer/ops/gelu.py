@@ -34,6 +34,7 @@ from headcount.transformer.ops.precision import entrywise
 FORMS = ("exact", "tanh")
 CUBIC = 0.044715
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+FAR = 1e4
 
 
 class Saved(NamedTuple):
@@ -90,9 +91,10 @@ def value_tanh(x: Tensor) -> Tensor:
 def value_and_slope_tanh(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return y = x s and s + y (1 - s) 2 u', with s = sigmoid(2u)."""
     s = _phi_tanh(x)
-    y = x * s
-    twice_slope = (x * x).mul_(3 * CUBIC).add_(1).mul_(2 * SQRT_2_OVER_PI).mul_(y)
-    return y, torch.addcmul(s, twice_slope, 1 - s)
+    # Beyond FAR s is 0 or 1 and the slope is s; inside, no factor overflows.
+    near = x.clamp(-FAR, FAR)
+    twice_slope = (near * near).mul_(3 * CUBIC).add_(1).mul_(2 * SQRT_2_OVER_PI).mul_(near).mul_(s)
+    return x * s, torch.addcmul(s, twice_slope, 1 - s)
 
 
 def _phi_exact(x: Tensor) -> Tensor:

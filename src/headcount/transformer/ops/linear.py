@@ -38,15 +38,15 @@ class Saved(NamedTuple):
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Saved]:
     """Return ``(x W^T + b, saved)``."""
     sizes = bind("linear", x=(x, "... D"), weight=(weight, "F D"), bias=(bias, "F"))
-    rows = x.reshape(-1, sizes["D"])
+    rows = x.reshape(x.shape[:-1].numel(), sizes["D"])
     y = rows @ weight.t() if bias is None else torch.addmm(bias, rows, weight.t())
     return y.view(*x.shape[:-1], sizes["F"]), Saved(x, weight, bias is not None)
 
 
 def backward(saved: Saved, d_y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return dX = dY W, dW = dY^T X, db = column sums of dY."""
-    d_rows = d_y.reshape(-1, d_y.shape[-1])
-    rows = saved.x.reshape(-1, saved.x.shape[-1])
+    count = saved.x.shape[:-1].numel()
+    d_rows, rows = d_y.reshape(count, d_y.shape[-1]), saved.x.reshape(count, saved.x.shape[-1])
     d_x = (d_rows @ saved.weight).view(saved.x.shape)
     return d_x, d_rows.t() @ rows, d_rows.sum(0) if saved.biased else None
 

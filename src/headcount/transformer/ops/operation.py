@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headcount.errors import UnknownNameError
+from headcount.errors import OperandError, UnknownNameError
 from headcount.transformer.ops import recording
 
 MODES = ("by_hand", "autograd")
@@ -41,7 +41,9 @@ class Operation:
     """A named forward/backward pair.
 
     ``formula`` and ``gradient`` are the equations as text, shown on graphs and derivations. ``constant_outputs`` are
-    the indices of outputs that carry no gradient (chosen experts, a log-sum-exp that only the backward reads).
+    the indices of outputs that carry no gradient (chosen experts, a log-sum-exp that only the backward reads),
+    ``whole_inputs`` those of inputs that are ids rather than numbers. ``traceable`` is False for a forward that PyTorch cannot
+    differentiate (it writes into buffers).
     """
 
     def __init__(
@@ -53,6 +55,8 @@ class Operation:
         formula: str,
         gradient: str,
         constant_outputs: tuple[int, ...] = (),
+        whole_inputs: tuple[int, ...] = (),
+        traceable: bool = True,
     ) -> None:
         self.name = name
         self.forward = forward
@@ -60,20 +64,44 @@ class Operation:
         self.formula = formula
         self.gradient = gradient
         self.constant_outputs = constant_outputs
+        self.whole_inputs = whole_inputs
+        self.traceable = traceable
 
     def __repr__(self) -> str:
         return f"Operation({self.name}: {self.formula})"
 
     def __call__(self, *inputs: Tensor | None, **options: Any) -> Any:
         """Run forward; when a gradient is asked for, it comes from ``backward`` (or from PyTorch, see the mode)."""
+        self._check(inputs)
         if _mode.get() == "by_hand":
             out = _Join.apply(self, options, *inputs)  # type: ignore[no-untyped-call]
-        else:
+        elif self.traceable:
             out = self.forward(*inputs, **options)[0]
+        else:
+            raise OperandError(
+                f"{self.name}: PyTorch cannot differentiate this forward; take the naive kernel with autograd"
+            )
         tape = recording.active()
         if tape is not None:
             tape.add(self, inputs, out if isinstance(out, tuple) else (out,))
         return out
+
+    def _check(self, inputs: tuple[Tensor | None, ...]) -> None:
+        """Numbers are floating, ids are whole, all on one device: PyTorch would truncate, or read foreign memory."""
+        device = None
+        for index, tensor in enumerate(inputs):
+            if tensor is None:
+                continue
+            whole = index in self.whole_inputs
+            if tensor.is_floating_point() == whole or tensor.is_complex():
+                wanted = "whole numbers" if whole else "floating"
+                given = str(tensor.dtype).removeprefix("torch.")
+                raise OperandError(f"{self.name}: input {index + 1} is {given}; it must be {wanted}")
+            if device is not None and tensor.device != device:
+                raise OperandError(
+                    f"{self.name}: inputs are on {device} and on {tensor.device}; move them to one device"
+                )
+            device = tensor.device
 
 
 class _Join(torch.autograd.Function):
@@ -92,8 +120,12 @@ class _Join(torch.autograd.Function):
         return out
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *d_outs: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            # create_graph=True: the gradient would come back as a constant, and what is built on it would be wrong in silence.
+            raise OperandError(
+                f"{ctx.operation.name}: second derivatives are not derived by hand; use differentiate('autograd')"
+            )
         tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
         saved = ctx.saved_type(*[next(tensors) if tensor else next(others) for tensor in ctx.is_tensor])
         return (None, None, *ctx.operation.backward(saved, *d_outs))

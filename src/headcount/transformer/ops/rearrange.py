@@ -72,7 +72,8 @@ def forward_repeat(k: Tensor, *, groups: int) -> tuple[Tensor, Groups]:
 
 def backward_repeat(saved: Groups, d_out: Tensor) -> tuple[Tensor]:
     """Return the sum over the G copies of each head."""
-    return (d_out.reshape(*d_out.shape[:-3], -1, saved.groups, *d_out.shape[-2:]).sum(-3),)
+    kept = d_out.shape[-3] // saved.groups
+    return (d_out.reshape(*d_out.shape[:-3], kept, saved.groups, *d_out.shape[-2:]).sum(-3),)
 
 
 class Widths(NamedTuple):

@@ -34,7 +34,8 @@ def forward(x: Tensor) -> tuple[Tensor, Saved]:
 
 def backward(saved: Saved, d_y: Tensor) -> tuple[Tensor]:
     """Return dy * [y > 0]."""
-    return (saved.y.sign().mul_(d_y),)
+    # Not a product with the sign: a dead unit must stop an infinite gradient too.
+    return (d_y.masked_fill(saved.y <= 0, 0.0),)
 
 
 RELU = Operation(

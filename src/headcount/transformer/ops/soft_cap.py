@@ -25,6 +25,9 @@ from headcount.errors import UsageError
 from headcount.transformer.ops.operation import Operation
 from headcount.transformer.ops.precision import entrywise
 
+# A larger cap overflows float32 on the way; it would not cap anything.
+CAP_LIMIT = 1e30
+
 
 class Saved(NamedTuple):
     """What the backward reads: the input, and the cap."""
@@ -35,8 +38,8 @@ class Saved(NamedTuple):
 
 def forward(s: Tensor, *, cap: float) -> tuple[Tensor, Saved]:
     """Return ``(c tanh(s / c), saved)``."""
-    if not cap > 0:
-        raise UsageError(f"soft cap c = {cap}; give c > 0")
+    if not 0 < cap <= CAP_LIMIT:
+        raise UsageError(f"soft cap c = {cap}; give c > 0, at most {CAP_LIMIT:g}")
     (y,) = entrywise(lambda each: (torch.tanh(each / cap) * cap,), s)
     return y, Saved(s, cap)
 

@@ -16,6 +16,8 @@ Only a is saved. Each row of ds sums to zero, because sum_j a_j = 1 whatever s i
 Policy (tested): a row of -inf alone (every key masked) gives zeros and a zero gradient, not NaN; a row that holds
 NaN or +inf gives NaN: it has no limit, and hiding it would poison a result silently.
 
+float16 and bfloat16 rows are computed in float32 and rounded once.
+
 Shapes: x (..., S) -> (..., S). Source: Bridle 1990; the shift is folklore (Goodfellow, Bengio, Courville 2016, 4.1).
 """
 
@@ -28,6 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headcount.transformer.ops.operation import Operation
+from headcount.transformer.ops.precision import widen
 
 
 class Saved(NamedTuple):
@@ -41,17 +44,20 @@ def forward(x: Tensor, *, dim: int = -1) -> tuple[Tensor, Saved]:
     """Return ``(a, saved)`` with a = exp(x - max x) / sum exp(x - max x) along ``dim``."""
     if x.shape[dim] == 0:
         return x.clone(), Saved(x, dim)
-    m = x.detach().amax(dim, keepdim=True)
-    e = torch.exp(x - m.masked_fill(m == -torch.inf, 0.0))
+    wide = widen(x)
+    m = wide.detach().amax(dim, keepdim=True)
+    e = torch.exp(wide - m.masked_fill(m == -torch.inf, 0.0))
     total = e.sum(dim, keepdim=True)
-    a = e / total.masked_fill(total == 0, 1.0)
+    a = (e / total.masked_fill(total == 0, 1.0)).to(x.dtype)
     return a, Saved(a, dim)
 
 
 def backward(saved: Saved, d_a: Tensor) -> tuple[Tensor]:
     """Return ds = a * (da - sum_k a_k da_k): the vector-Jacobian product, row by row."""
-    weighted = saved.a * d_a
-    return (torch.addcmul(weighted, saved.a, weighted.sum(saved.dim, keepdim=True), value=-1),)
+    a = widen(saved.a)
+    weighted = a * widen(d_a)
+    d_x = torch.addcmul(weighted, a, weighted.sum(saved.dim, keepdim=True), value=-1)
+    return (d_x.to(saved.a.dtype),)
 
 
 SOFTMAX = Operation(

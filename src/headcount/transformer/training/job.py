@@ -27,7 +27,7 @@ from headcount.transformer.training.toys import END, START, TOYS, Toy
 
 HELD_OUT_STRINGS = 500
 SAMPLE_TOKENS = 120
-# Measured 2026-11-30 on 2 cores: each toy but addition is past 99 % exact after about a minute at these values.
+# Measured 2026-11-30 on 2 cores: each toy but addition is past 99 % exact after about a minute at these values on one thread.
 TOY_DEFAULTS = {"length": 12, "width": 64, "layers": 2, "heads": 4, "steps": 1500, "batch": 64, "rate": 2e-3}
 TEXT_DEFAULTS = {
     "length": 128,
@@ -41,7 +41,12 @@ TEXT_DEFAULTS = {
 
 
 class Job(Record):
-    """Everything that can be chosen; None takes the task's default (norm: post for toys, pre for text)."""
+    """Everything that can be chosen; None takes the task's default (norm: post for toys, pre for text).
+
+    ``threads``: a toy takes one, text as many as PyTorch does. A toy's matrices are small, and threads wait for each
+    other where cores are shared: a step of copy took 47 ms on one thread and 41 on two with the machine to itself, 75
+    and 540 beside three other processes (2 cores, 2026-11-30). On one thread losses also repeat bit for bit.
+    """
 
     task: str
     length: int | None = None
@@ -63,6 +68,7 @@ class Job(Record):
     accumulate: int = 1
     label_smoothing: float = 0.0
     seed: int = 0
+    threads: int | None = None
     derivatives: str = "by_hand"
     directory: str | None = None
     every: int = 0
@@ -153,6 +159,16 @@ def run(job: Job) -> Outcome | None:
             f"checkpoint {job.directory}: holds step {checkpoint.steps(job.directory)[-1]:,} already; "
             "--resume continues it, another directory starts afresh"
         )
+    before = torch.get_num_threads()
+    threads = job.threads if job.threads is not None else 1 if job.task in TOYS else before
+    torch.set_num_threads(threads)
+    try:
+        return _run(job)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(job: Job) -> Outcome | None:
     settings = job.settings()
     task = job.read_task()
     model = job.make_model(task)
