@@ -44,7 +44,7 @@ from torch import Tensor
 from headcount.errors import OperandError
 from headcount.transformer.attention.masks import ALL, NONE
 from headcount.transformer.attention.rule import Rule
-from headcount.transformer.ops.operation import Operation
+from headcount.transformer.ops.operation import BufferedOperation
 from headcount.units import round_up
 
 # Rows and keys of one tile, for one group of heads. Measured 2026-11-30, 2 cores with 1 MiB of level-2 cache each, float32,
@@ -354,11 +354,10 @@ def _distances(out: Tensor, q_tile: Tensor, k_tile: Tensor, cap: float | None) -
     return slope
 
 
-TILED = Operation(
+TILED = BufferedOperation(
     "tiled attention",
     forward=forward,
     backward=backward,
     formula="O = softmax(Q K^T / sqrt(d_k)) V, tile by tile, lse saved",
     gradient="A = exp(S' - lse), dS' = A * (dO V^T - dO.O)",
-    traceable=False,
 )

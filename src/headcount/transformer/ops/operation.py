@@ -42,9 +42,10 @@ class Operation:
 
     ``formula`` and ``gradient`` are the equations as text, shown on graphs and derivations. ``constant_outputs`` are
     the indices of outputs that carry no gradient (chosen experts, a log-sum-exp that only the backward reads),
-    ``whole_inputs`` those of inputs that are ids rather than numbers. ``traceable`` is False for a forward that PyTorch cannot
-    differentiate (it writes into buffers).
+    ``whole_inputs`` those of inputs that are ids rather than numbers.
     """
+
+    traceable = True
 
     def __init__(
         self,
@@ -56,7 +57,6 @@ class Operation:
         gradient: str,
         constant_outputs: tuple[int, ...] = (),
         whole_inputs: tuple[int, ...] = (),
-        traceable: bool = True,
     ) -> None:
         self.name = name
         self.forward = forward
@@ -65,7 +65,6 @@ class Operation:
         self.gradient = gradient
         self.constant_outputs = constant_outputs
         self.whole_inputs = whole_inputs
-        self.traceable = traceable
 
     def __repr__(self) -> str:
         return f"Operation({self.name}: {self.formula})"
@@ -102,6 +101,12 @@ class Operation:
                     f"{self.name}: inputs are on {device} and on {tensor.device}; move them to one device"
                 )
             device = tensor.device
+
+
+class BufferedOperation(Operation):
+    """A pair whose forward writes into buffers, which PyTorch cannot differentiate: refused in autograd mode."""
+
+    traceable = False
 
 
 class _Join(torch.autograd.Function):
