@@ -53,5 +53,5 @@ def test_id_outside_the_table(bad: int) -> None:
 
 
 def test_float_ids() -> None:
-    with pytest.raises(OperandError, match="ids are float32"):
+    with pytest.raises(OperandError, match="input 1 is float32; it must be whole numbers"):
         EMBEDDING(torch.tensor([0.0]), torch.ones(4, 2))
