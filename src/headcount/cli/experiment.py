@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 
 from headcount.cli.options import Parser, missing_extra, optional_count, wants_colour
 from headcount.cli.output import emit_json
@@ -73,12 +72,12 @@ def run(args: argparse.Namespace) -> int:
     options = {name: entry.option(name).parse(text) for name, text in given.items()}
     seed = 0 if args.seed is None else parse_count(args.seed, what="--seed", minimum=0, maximum=MOST_SEED)
     repeats = optional_count(args.repeats, what="--repeats", maximum=MOST_REPEATS)
-    for module in ("torch", "jaxtyping"):
-        if find_spec(module) is None:
-            raise missing_extra("headcount experiment", module)
     if not args.quick and entry.seconds >= 60 and sys.stderr.isatty():
         sys.stderr.write(f"{entry.name} takes about {entry.seconds} s; --quick takes seconds\n")
-    result = registry.run(entry.name, seed=seed, repeats=repeats, quick=args.quick, **options)
+    try:
+        result = registry.run(entry.name, seed=seed, repeats=repeats, quick=args.quick, **options)
+    except ModuleNotFoundError as error:
+        raise missing_extra("headcount experiment", error) from None
     if args.json:
         emit_json(result.as_document())
         return 0

@@ -75,10 +75,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         found = derive(topic.name, _asked(args))
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing in ("", "headcount"):
-            raise
-        raise missing_extra(f"headcount explain {topic.name}", missing) from None
+        raise missing_extra(f"headcount explain {topic.name}", error) from None
     if args.svg:
         _write_svg(args.svg, found)
     if args.html:

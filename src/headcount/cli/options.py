@@ -218,8 +218,14 @@ def hourly_price(args: argparse.Namespace, deployment: Deployment) -> tuple[floa
     return found.usd_per_hour, f"{found.provider} {found.region}, {found.kind}, as of {found.as_of}"
 
 
-def missing_extra(command: str, module: str) -> UsageError:
-    """What to say when a command runs the transformer and ``module`` is not installed."""
+def missing_extra(command: str, error: ModuleNotFoundError) -> Exception:
+    """What to raise when a command runs the transformer and a package of the extra is not installed.
+
+    A module of our own that is missing is a defect, not the caller's to mend: that error is returned as it is.
+    """
+    module = (error.name or "").partition(".")[0]
+    if module in ("", "headcount"):
+        return error
     return UsageError(
         f"{command} needs {module}, which is not installed: pip install 'headcount[transformer]', "
         "or in a checkout: pip install -c constraints.txt '.[transformer]'"

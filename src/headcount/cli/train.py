@@ -80,9 +80,7 @@ def run(args: argparse.Namespace) -> int:
         from headcount.transformer.training.job import Job
         from headcount.transformer.training.job import run as run_job
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "headcount":
-            raise
-        raise missing_extra("headcount train", error.name) from None
+        raise missing_extra("headcount train", error) from None
     job = Job(**choices)
     outcome = run_job(job)
     if outcome is None:

@@ -116,6 +116,22 @@ def measure(*, seed: int, repeats: int, tokens: int, width: int) -> Result:
         raise UsageError(
             f"--width must be a multiple of {2 * HEADS} ({HEADS} heads of an even width); given {width}"
         )
+    permuted = _permuted(seed, repeats, tokens, width)
+    shifted = _shifted(seed, repeats, tokens, width)
+    verdict, reason = _judge(permuted, shifted)
+    return Result(
+        name="equivariance",
+        claim=CLAIM,
+        seed=seed,
+        repeats=repeats,
+        settings={"tokens": tokens, "width": width, "heads": HEADS, "layers": LAYERS},
+        tables=(permuted, shifted),
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _permuted(seed: int, repeats: int, tokens: int, width: int) -> Table:
     names = {BARE: BARE, **ENCODERS, CAUSAL: CAUSAL}
     rows = tuple(
         (
@@ -127,7 +143,7 @@ def measure(*, seed: int, repeats: int, tokens: int, width: int) -> Result:
         )
         for name, words in names.items()
     )
-    permuted = Table(
+    return Table(
         title="Permute the tokens: |f(Px) - P f(x)|, largest over rms",
         columns=(
             Column(name="network", header="network"),
@@ -136,36 +152,29 @@ def measure(*, seed: int, repeats: int, tokens: int, width: int) -> Result:
         rows=rows,
         note="Untrained networks in float64; rounding is about 1e-15.",
     )
-    shifted = Table(
+
+
+def _shifted(seed: int, repeats: int, tokens: int, width: int) -> Table:
+    rows = tuple(
+        (
+            kind,
+            shift,
+            Spread.of(
+                shift_error(kind, shift=shift, tokens=tokens, width=width, seed=seed, repeat=repeat)
+                for repeat in range(repeats)
+            ),
+        )
+        for kind in ("rotary", "sinusoidal")
+        for shift in SHIFTS
+    )
+    return Table(
         title="Move both tokens of a score by the same distance: change over rms",
         columns=(
             Column(name="positions", header="positions"),
             Column(name="shift", header="shift", form=",d"),
             Column(name="error", header="error", form=".2g", spread=True),
         ),
-        rows=tuple(
-            (
-                kind,
-                shift,
-                Spread.of(
-                    shift_error(kind, shift=shift, tokens=tokens, width=width, seed=seed, repeat=repeat)
-                    for repeat in range(repeats)
-                ),
-            )
-            for kind in ("rotary", "sinusoidal")
-            for shift in SHIFTS
-        ),
-    )
-    verdict, reason = _judge(permuted, shifted)
-    return Result(
-        name="equivariance",
-        claim=CLAIM,
-        seed=seed,
-        repeats=repeats,
-        settings={"tokens": tokens, "width": width, "heads": HEADS, "layers": LAYERS},
-        tables=(permuted, shifted),
-        verdict=verdict,
-        reason=reason,
+        rows=rows,
     )
 
 

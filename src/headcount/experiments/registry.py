@@ -11,7 +11,6 @@ from headcount.errors import UnknownNameError, UsageError
 from headcount.experiments.option import Experiment, Option
 from headcount.experiments.result import Result
 
-NO_TORCH = "experiments run the transformer, which needs PyTorch: pip install 'headcount[transformer]'"
 MOST_REPEATS = 100
 MOST_SEED = 2**63 - 1
 
@@ -204,7 +203,8 @@ def run(
     Raises
     ------
     UnknownNameError: no such experiment.
-    UsageError: a value outside its range, an option the experiment does not take, PyTorch missing.
+    UsageError: a value outside its range, an option the experiment does not take.
+    ModuleNotFoundError: a package of the transformer extra is not installed.
     """
     entry = experiment(name)
     values: dict[str, object] = {
@@ -215,11 +215,8 @@ def run(
     asked = repeats if repeats is not None else entry.quick_repeats if quick else entry.repeats
     _within("--seed", seed, 0, MOST_SEED)
     _within("--repeats", asked, 1, MOST_REPEATS)
-    try:
-        import jaxtyping  # noqa: F401
-        import torch  # noqa: F401
-    except ImportError:
-        raise UsageError(NO_TORCH) from None
+    for package in ("torch", "jaxtyping"):
+        import_module(package)
     module = import_module(f"headcount.experiments.{name}")
     result: Result = module.measure(seed=seed, repeats=asked, **values)
     return result

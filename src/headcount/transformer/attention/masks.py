@@ -24,6 +24,7 @@ from torch import Tensor
 
 from headcount.errors import OperandError, UnknownNameError, UsageError
 from headcount.record import Record
+from headcount.transformer.ops.operands import plain
 
 ALL, SOME, NONE = "all", "some", "none"
 
@@ -147,7 +148,7 @@ class Padding(Mask):
         if self.keep_BS.dtype != torch.bool or self.keep_BS.dim() != 2:
             raise OperandError(
                 f"padding mask: keep_BS must be booleans of shape (B, S); given {tuple(self.keep_BS.shape)} "
-                f"of {str(self.keep_BS.dtype).removeprefix('torch.')}"
+                f"of {plain(self.keep_BS.dtype)}"
             )
 
     @classmethod
@@ -185,7 +186,7 @@ class Packed(Mask):
         if self.segment_BS.is_floating_point() or self.segment_BS.dim() != 2:
             raise OperandError(
                 "packed mask: segment_BS must be whole numbers of shape (B, S); "
-                f"given {tuple(self.segment_BS.shape)} of {str(self.segment_BS.dtype).removeprefix('torch.')}"
+                f"given {tuple(self.segment_BS.shape)} of {plain(self.segment_BS.dtype)}"
             )
 
     @classmethod

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from headcount.transformer.attention.masks import Everything
 from headcount.transformer.attention.rule import Rule
+from headcount.transformer.ops import softmax
 from headcount.transformer.ops.operation import Operation
 from headcount.transformer.ops.precision import widen
 
@@ -70,27 +71,19 @@ def forward(
             B, K, G * T, S
         )
     sink = None if sinks_N is None else sinks_N.view(K, G, 1).expand(K, G, T).reshape(1, K, G * T, 1)
-    a, a_sink = _softmax(scores, sink)
+    a, a_sink = _weights(scores, sink)
     o = torch.matmul(a, v_BKSW).to(dtype)
     saved = Saved(q, k_BKSH, v_BKSW, a, capped, a_sink, scale, rule.soft_cap, N)
     return o.view(B, N, T, v_BKSW.shape[-1]), saved
 
 
-def _softmax(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Rows of ``ops/softmax.py``, with the sink's term in the sum; also the probability that the sink takes."""
-    if scores.shape[-1] == 0:
-        return scores, None if sink is None else torch.ones_like(scores[..., :1].sum(-1, keepdim=True))
-    m = scores.detach().amax(-1, keepdim=True)
-    if sink is not None:
-        m = torch.maximum(m, sink.detach())
-    m = m.masked_fill(m == -torch.inf, 0.0)
-    e = torch.exp(scores - m)
-    total = e.sum(-1, keepdim=True)
+def _weights(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Rows of ``ops/softmax.py``; a sink is one more score beside them, whose probability is returned apart."""
     if sink is None:
-        return e / total.masked_fill(total == 0, 1.0), None
-    e_sink = torch.exp(sink - m)
-    total = total + e_sink
-    return e / total, e_sink / total
+        return softmax.forward(scores)[0], None
+    beside = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), dim=-1)
+    a = softmax.forward(beside)[0]
+    return a[..., :-1], a[..., -1:]
 
 
 def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:

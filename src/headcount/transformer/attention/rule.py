@@ -10,7 +10,7 @@ from torch import Tensor
 from headcount.errors import OperandError, UsageError
 from headcount.record import Record
 from headcount.transformer.attention.masks import Everything, Mask
-from headcount.transformer.ops.operands import bind
+from headcount.transformer.ops.operands import bind, plain
 from headcount.transformer.ops.soft_cap import CAP_LIMIT
 
 
@@ -55,8 +55,7 @@ def check_operands(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: 
     sizes = bind("attention", q=(q, "B N T H"), k=(k, "B K S H"), v=(v, "B K S W"), sinks=(sinks, "N"))
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not tensor.is_floating_point():
-            given = str(tensor.dtype).removeprefix("torch.")
-            raise OperandError(f"attention: q, k and v must be floating; {name} is {given}")
+            raise OperandError(f"attention: q, k and v must be floating; {name} is {plain(tensor.dtype)}")
     if sizes["K"] == 0 or sizes["N"] % sizes["K"]:
         raise OperandError(
             f"attention: {sizes['N']} query heads (N) do not divide into {sizes['K']} key/value heads (K); "

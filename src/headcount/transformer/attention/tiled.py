@@ -90,6 +90,7 @@ class _Streams:
         self.step = max(1, min(self.T, TILE_ROWS // max(self.G, 1)))
         pairs = self.G * self.step * min(self.S, TILE_KEYS)
         self.count = max(1, TILE_PAIRS // max(pairs, 1))
+        self.covered: dict[tuple[int, int], str] = {}
 
     def grouped(self, x_BNTX: Tensor) -> Tensor:
         """(B, N, T, X) -> (B K, G, T, X); a view of a contiguous tensor."""
@@ -111,11 +112,14 @@ class _Streams:
             yield slice(first, min(first + TILE_KEYS, self.S))
 
     def coverage(self, queries: slice, keys: slice) -> str:
-        """Does the mask allow all, some or none of this tile?"""
-        start = self.rule.query_start
-        return self.rule.mask.coverage(
-            range(start + queries.start, start + queries.stop), range(keys.start, keys.stop)
-        )
+        """Does the mask allow all, some or none of this tile? Asked once: the answer is that of every chunk of streams."""
+        tile = queries.start, keys.start
+        if tile not in self.covered:
+            start = self.rule.query_start
+            self.covered[tile] = self.rule.mask.coverage(
+                range(start + queries.start, start + queries.stop), range(keys.start, keys.stop)
+            )
+        return self.covered[tile]
 
     def forbid(self, scores: Tensor, streams: slice, queries: slice, keys: slice) -> None:
         """Write -inf where the mask forbids; scores (streams, G t, s) in place."""

@@ -63,10 +63,11 @@ def forward(
     for group in rows.chunk(_groups(rows)):
         wide = widen(group)
         m.append(wide.detach().amax(-1, keepdim=True))
-        total.append((wide - m[-1]).exp_().sum(-1, keepdim=True))
+        shifted = wide - m[-1]
         if label_smoothing:
             # After the shift: the mean of large logits would cancel against m.
-            mean.append((wide - m[-1]).mean(-1, keepdim=True))
+            mean.append(shifted.mean(-1, keepdim=True))
+        total.append(shifted.exp_().sum(-1, keepdim=True))
     m_M1, total_M1 = torch.cat(m), torch.cat(total)
     loss = total_M1.log() + (1 - label_smoothing) * (m_M1 - widen(rows.gather(1, flat)))
     if label_smoothing:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from headcount.errors import OperandError, UnknownNameError
 from headcount.transformer.ops import recording
+from headcount.transformer.ops.operands import plain
 
 MODES = ("by_hand", "autograd")
 _mode: ContextVar[str] = ContextVar("derivatives", default="by_hand")
@@ -94,8 +95,9 @@ class Operation:
             whole = index in self.whole_inputs
             if tensor.is_floating_point() == whole or tensor.is_complex():
                 wanted = "whole numbers" if whole else "floating"
-                given = str(tensor.dtype).removeprefix("torch.")
-                raise OperandError(f"{self.name}: input {index + 1} is {given}; it must be {wanted}")
+                raise OperandError(
+                    f"{self.name}: input {index + 1} is {plain(tensor.dtype)}; it must be {wanted}"
+                )
             if device is not None and tensor.device != device:
                 raise OperandError(
                     f"{self.name}: inputs are on {device} and on {tensor.device}; move them to one device"
