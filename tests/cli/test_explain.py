@@ -105,6 +105,34 @@ def test_the_chapters_are_named(ask: Ask, capsys: pytest.CaptureFixture[str]) ->
     assert "headcount experiment crossover" in out
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "flops --model bloom-176b",
+        "flops --model llama-3.1-405b --context 131072",
+        "kv-cache --context 2147483648",
+    ],
+)
+def test_large_numbers_stay_within_80_columns(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dispatch(["explain", *command.split()]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80, max(lines, key=len)
+
+
+def test_a_table_too_wide_is_turned_and_loses_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scores of n = 2^31 tokens: n (n + 1) / 2 with a cache, n (n + 1) (2 n + 1) / 6 without."""
+    n = 2**31
+    assert dispatch(["explain", "kv-cache", "--context", str(n)]) == 0
+    out = capsys.readouterr().out
+    assert f"{n * (n + 1) // 2:,}" in out and f"{n * (n + 1) * (2 * n + 1) // 6:,}" in out
+
+
+def test_an_empty_argument_is_refused_not_ignored() -> None:
+    for option in ("--html", "--model"):
+        with pytest.raises(HeadcountError, match="an argument is empty"):
+            dispatch(["explain", "flops", option, ""])
+
+
 def test_other_models_and_inline_ones() -> None:
     for model in ("deepseek-v3", "mamba-130m", "gemma-2-9b", "layers=2,hidden=64,heads=4,ffn=128,vocab=100"):
         for topic in ("flops", "kv-cache"):

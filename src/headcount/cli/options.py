@@ -42,6 +42,10 @@ class Parser(argparse.ArgumentParser):
         for word in given:
             if word.startswith("--") and word.endswith(("=", "=--")):
                 raise UsageError(f"option {word.partition('=')[0]} has no value ({self.prog} --help)")
+            if not word:
+                raise UsageError(
+                    f"an argument is empty, such as an unset shell variable gives ({self.prog} --help)"
+                )
         joined: list[str] = []
         for word in given:
             number = len(word) > 1 and word[0] == "-" and (word[1].isdigit() or word[1] == ".")

@@ -26,6 +26,8 @@ INDENT = 3
 # Rows and columns a matrix shows before it is cut: 80 columns hold eight numbers of four decimals.
 MOST = 8
 ROOM = 76
+# The narrowest column of words that is still read as one.
+LEAST_WORDS = 16
 
 
 def write_derivation(page: Page, found: Derivation, digits: int = 4) -> None:
@@ -111,10 +113,16 @@ def _table(page: Page, table: Table, digits: int) -> None:
 
 
 def table_lines(rows: list[list[str]], right: set[int], width: int) -> list[str]:
-    """Aligned columns, a rule under the header; a last column of words is wrapped, never cut."""
+    """Aligned columns, a rule under the header; a last column of words is wrapped, never cut.
+
+    A table that does not fit (large numbers) is turned: each row becomes a block of ``column  value`` lines.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     room = width - sum(widths[:-1]) - 2 * (len(widths) - 1)
-    widths[-1] = min(widths[-1], max(room, 16))
+    least = widths[-1] if len(widths) - 1 in right else min(widths[-1], LEAST_WORDS)
+    if room < least:
+        return _turned_lines(rows, right, width)
+    widths[-1] = min(widths[-1], room)
     lines = []
     for number, row in enumerate(rows):
         cells = [
@@ -132,6 +140,26 @@ def table_lines(rows: list[list[str]], right: set[int], width: int) -> list[str]
         lines += [" " * len(lead) + part for part in parts[1:]]
         if number == 0:
             lines.append("  ".join("-" * size for size in widths))
+    return lines
+
+
+def _turned_lines(rows: list[list[str]], right: set[int], width: int) -> list[str]:
+    header, *body = rows
+    label = max(len(name) for name in header[1:])
+    size = max((len(row[i]) for row in body for i in right), default=0)
+    lines = []
+    for row in body:
+        lines.append(row[0])
+        for i, (name, cell) in enumerate(zip(header[1:], row[1:], strict=True), 1):
+            lead = f"  {name.ljust(label)}  "
+            shown = cell.rjust(size) if i in right else cell
+            lines += textwrap.wrap(
+                lead + shown,
+                width,
+                subsequent_indent=" " * len(lead),
+                break_on_hyphens=False,
+                drop_whitespace=True,
+            )
     return lines
 
 
@@ -163,8 +191,9 @@ def _scalar(quantity: Quantity, words: str, digits: int) -> list[str]:
     if quantity.changed:
         text += f"{number_text(quantity.before, digits)} -> "  # type: ignore[arg-type]
     text += f"{number_text(quantity.values, digits)} {quantity.unit}".rstrip()  # type: ignore[arg-type]
-    if words and len(text) + 3 + len(words) > ROOM:
-        return [text, *textwrap.wrap(words, ROOM, initial_indent="  ", subsequent_indent="  ")]
+    if len(text) > ROOM or (words and len(text) + 3 + len(words) > ROOM):
+        text_lines = textwrap.wrap(text, ROOM, subsequent_indent="  ", break_on_hyphens=False)
+        return [*text_lines, *textwrap.wrap(words, ROOM, initial_indent="  ", subsequent_indent="  ")]
     return [text + (f"   {words}" if words else "")]
 
 
