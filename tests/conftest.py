@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from headcount.cli.main import dispatch
 
-TRANSFORMER = [Path(__file__).parent / name for name in ("transformer", "explain", "experiments")]
+TRANSFORMER = [Path(__file__).parent / name for name in ("transformer", "explain", "experiments", "verify")]
 # The first call of an operation pays for imports and kernels; a time limit would measure that.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")

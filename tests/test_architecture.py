@@ -22,11 +22,12 @@ ARROWS = {
     "engines": FOUNDATION | {"spec", "hardware", "cost"},
     "planner": FOUNDATION | {"spec", "hardware", "cost", "engines"},
     "experiments": FOUNDATION | {"spec", "hardware", "cost", "transformer"},
+    "verify": FOUNDATION | {"spec", "hardware", "cost", "engines", "planner", "transformer"},
     "explain": FOUNDATION | {"spec", "hardware", "cost", "transformer", "engines", "planner", "experiments"},
     "report": FOUNDATION
-    | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain"},
+    | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain", "verify"},
     "cli": FOUNDATION
-    | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain", "report"},
+    | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain", "verify", "report"},
     "__main__": {"cli"},
     "__init__": set(),
 }

@@ -7,6 +7,7 @@ HeadcountError              base; the command line prints it after "headcount: "
 |-- UnsupportedModelError   a model type or layer kind that headcount does not know: refused by name
 |-- LayoutError             a parallel layout that the engine refuses
 |-- OperandError            tensors whose shapes, dtypes or devices an operation of the transformer cannot take
+|-- CacheFullError          the KV budget has no room
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ class LayoutError(HeadcountError):
 
 class OperandError(HeadcountError):
     """An operation's tensors do not match; the message names the operation, the shapes by letter and what was expected."""
+
+
+class CacheFullError(HeadcountError):
+    """The KV budget has no room; nothing was stored, and every conversation is as it was."""
 
 
 def nearest(given: str, allowed: Iterable[str], *, count: int = 3) -> list[str]:

@@ -113,6 +113,14 @@ def test_latent_attention_is_expanded_in_prefill_and_absorbed_in_decode() -> Non
     assert decode_step(model, 1000).parts["scores_values"] == 1000 * 61 * 128 * (576 + 512)
 
 
+def test_a_state_is_updated_and_read_and_every_tap_multiplied() -> None:
+    # Mamba-130M: 24 layers, 1,536 channels of 4 taps, a state of 1,536 x 16. The cache keeps 3 columns, 4 are multiplied.
+    state = 24 * (2 * 1536 * 16 + 1536 * 4)
+    model = read_model("mamba-130m")
+    assert decode_step(model, 1000).parts["state"] == state
+    assert prefill(model, 7).parts["state"] == 7 * state
+
+
 def test_an_encoder_runs_once() -> None:
     # Whisper tiny: 4 + 4 layers of width 384 and 1536, 6 heads of 64; 1,500 positions, keys and values of the source.
     # Its two convolutions are not linear layers and not counted.

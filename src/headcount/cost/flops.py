@@ -5,7 +5,8 @@
     feed_forward    n x m D F                       experts: n x top_k x m D F_e
     router          n x D E
     lm_head         V D per row of logits: one row per sequence, as serving engines do
-    state           2 MACs per element of a recurrent state and token (update and read)
+    state           2 MACs per element of a recurrent state and token (update and read), and K per channel of a
+                    causal convolution of K taps
 
 Left out: norms, softmax, rotary positions, activations, embedding look-ups. They are a few per cent of the time and
 below 1 % of the FLOPs. Latent attention is counted expanded in prefill, absorbed in decode (DeepSeek-V2, section 2.1).
@@ -24,7 +25,7 @@ from headcount.spec.attention import (
     SlidingWindow,
     StateSpace,
 )
-from headcount.spec.weight import CROSS_ATTENTION, EXPERTS, HEAD, KV, ROUTER, SHARED_EXPERTS
+from headcount.spec.weight import CROSS_ATTENTION, EXPERTS, HEAD, KV, ROUTER, SHARED_EXPERTS, STATE_SPACE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from headcount.spec.model import ModelSpec
     from headcount.spec.weight import Weight
 
-_PROJECTIONS = ("attention", "state_space", CROSS_ATTENTION)
+_PROJECTIONS = ("attention", STATE_SPACE, CROSS_ATTENTION)
 
 
 class MacCount(Record):
@@ -115,10 +116,19 @@ def _token_macs(model: ModelSpec) -> dict[str, int]:
 
 def _state_macs(model: ModelSpec) -> int:
     return sum(
-        times * (2 * mixer.recurrent_elements + mixer.conv_elements)
+        times
+        * (
+            sum(2 * mixer.recurrent_elements for mixer in layer.mixers if isinstance(mixer, StateSpace))
+            + sum(weight.parameters for weight in layer.weights if _is_convolution(weight))
+        )
         for layer, times in model.layer_runs()
-        for mixer in layer.mixers
-        if isinstance(mixer, StateSpace)
+    )
+
+
+def _is_convolution(weight: Weight) -> bool:
+    """One filter per channel, stored as (channels, 1, taps): each tap is multiplied once per token."""
+    return (
+        weight.part == STATE_SPACE and not weight.linear and len(weight.shape) == 3 and weight.shape[1] == 1
     )
 
 

@@ -66,6 +66,12 @@ class HeadedAttention(Mixer):
     head_dim: int
     v_head_dim: int
 
+    def kv_bytes(self, context: int, kv: KvFormat) -> int:
+        """Bytes of the kept tokens; a format whose scales are shared between tokens counts them together."""
+        return kv.kept_bytes(
+            self.tokens_kept(context), self.num_key_value_heads, self.head_dim, self.v_head_dim
+        )
+
     def words(self) -> str:
         """``N`` query heads over ``K`` key/value heads, their widths."""
         widths = (

@@ -4,6 +4,9 @@
 
 ``block`` values share one scale inside ``block_bytes`` (ggml formats); ``scale_bytes`` is kept once per token and
 head (token-head formats). A per-tensor fp8 scale is a parameter of the layer and weighs nothing per token.
+
+Per-channel formats share the scales of keys between tokens, and keep the newest tokens in 16 bits, so that their bytes
+are no number per token: ``GroupedKvFormat``.
 """
 
 from __future__ import annotations
@@ -38,6 +41,53 @@ class KvFormat(Record):
     def bits_per_value(self, width: int) -> float:
         """Bits one cached number takes at head width ``width``, scales included."""
         return 8 * self.row_bytes(self.block, width) / (self.block * width)
+
+    def kept_bytes(self, tokens: int, heads: int, key_width: int, value_width: int) -> int:
+        """Bytes of the keys and values of ``tokens`` kept tokens: ``n (key row + value row)``."""
+        return tokens * (self.row_bytes(heads, key_width) + self.row_bytes(heads, value_width))
+
+
+class GroupedKvFormat(KvFormat):
+    """KIVI (Liu et al. 2024, arXiv 2402.02750): keys quantised per channel, values per token, the newest tokens in 16 bits.
+
+    Of n tokens kept, b bits, groups of g = 32 and a tail of R = 128 tokens:
+
+        q = g floor(max(n - R, 0) / g)        quantised tokens: whole groups, all older than the newest R
+        codes         q h (d_k + d_v) b / 8
+        key scales    (q / g) h d_k 4         an fp16 scale and an fp16 least value per channel and group of g tokens
+        value scales  q (h d_v / g) 4         the same per token and group of g numbers along its row
+        tail          (n - q) h (d_k + d_v) 2
+
+    A quantised number takes b + 32 / g bits: 5 for b = 4, 3 for b = 2 (KIVI's own figures), and with the tail 3.41 at
+    n = 4,096 and b = 2.
+    """
+
+    bits: int
+    tail: int
+
+    def row_bytes(self, heads: int, width: int) -> int:
+        """Raise UsageError: the bytes of one token depend on how many follow it; ask ``kept_bytes``."""
+        raise UsageError(
+            f"KV format {self.name} keeps the newest {self.tail} tokens in 16 bits and shares scales between "
+            f"{self.block} older ones: it has no bytes per token, and is not counted here"
+        )
+
+    def quantised_tokens(self, tokens: int) -> int:
+        """``q = g floor(max(n - R, 0) / g)``."""
+        return max(tokens - self.tail, 0) // self.block * self.block
+
+    def kept_bytes(self, tokens: int, heads: int, key_width: int, value_width: int) -> int:
+        """Bytes of ``tokens`` kept tokens; UsageError when a value row is not a whole number of groups."""
+        groups, rest = divmod(heads * value_width, self.block)
+        if rest:
+            raise UsageError(
+                f"KV format {self.name} stores values in groups of {self.block}; "
+                f"{heads} heads x {value_width} = {heads * value_width} is not a multiple of {self.block}"
+            )
+        old = self.quantised_tokens(tokens)
+        numbers = heads * (key_width + value_width)
+        scales = old // self.block * heads * key_width + old * groups
+        return old * numbers * self.bits // 8 + scales * 4 + (tokens - old) * numbers * 2
 
 
 _GGML = "ggml block layout, llama.cpp ggml-common.h"
@@ -92,6 +142,20 @@ _FORMATS = (
     KvFormat(name="iq4_nl", block=32, block_bytes=18, source=_GGML),
 )
 KV_FORMATS: dict[str, KvFormat] = {fmt.name: fmt for fmt in _FORMATS}
+_KIVI = "KIVI, arXiv 2402.02750: group 32, residual 128"
+# Apart from KV_FORMATS, whose members all have bytes per token: tables and plans list those.
+GROUPED_FORMATS: dict[str, GroupedKvFormat] = {
+    f"int{bits}_per_channel": GroupedKvFormat(
+        name=f"int{bits}_per_channel",
+        block=32,
+        block_bytes=32 * bits // 8 + 4,
+        bits=bits,
+        tail=128,
+        note="keys per channel, values per token, newest 128 tokens in 16 bits",
+        source=_KIVI,
+    )
+    for bits in (4, 2)
+}
 _ALIASES = {
     "float32": "fp32",
     "f32": "fp32",
@@ -109,6 +173,10 @@ def kv_format(name: str) -> KvFormat:
     """Return the KV format called ``name`` (``fp16``, ``fp8``, ``q8_0``, ...); UnknownNameError lists the nearest."""
     key = name.strip().lower()
     key = _ALIASES.get(key, key)
+    if key in GROUPED_FORMATS:
+        return GROUPED_FORMATS[key]
     if key not in KV_FORMATS:
-        raise UnknownNameError(what="KV format", given=name, allowed=[*KV_FORMATS, *_ALIASES])
+        raise UnknownNameError(
+            what="KV format", given=name, allowed=[*KV_FORMATS, *GROUPED_FORMATS, *_ALIASES]
+        )
     return KV_FORMATS[key]

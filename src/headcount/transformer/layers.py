@@ -20,6 +20,7 @@ from torch.nn import Module, Parameter
 from torch.nn.init import normal_, xavier_uniform_
 
 from headcount.errors import UnknownNameError, UsageError
+from headcount.record import Record
 from headcount.transformer.ops import recording
 from headcount.transformer.ops.dropout import dropout
 from headcount.transformer.ops.embedding import embedding
@@ -81,12 +82,12 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """w (x - mean) / sqrt(var + eps) + b over the last dimension."""
+    """w (x - mean) / sqrt(var + eps) + b over the last dimension; without w when ``gain`` is False."""
 
-    def __init__(self, width: int, *, eps: float = 1e-5, bias: bool = True) -> None:
+    def __init__(self, width: int, *, eps: float = 1e-5, bias: bool = True, gain: bool = True) -> None:
         super().__init__()
         positive("layer norm", width=width)
-        self.weight = Parameter(torch.ones(width))
+        self.weight = Parameter(torch.ones(width)) if gain else None
         self.bias = Parameter(torch.zeros(width)) if bias else None
         self.eps = eps
 
@@ -108,6 +109,26 @@ class RMSNorm(Module):
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """Normalise every token."""
         return rms_norm(x, self.weight, eps=self.eps, add_one=self.add_one)
+
+
+class NormShape(Record):
+    """Which norm, with its constants; ``make`` builds one of a width."""
+
+    kind: str = "rms_norm"
+    eps: float = 1e-6
+    bias: bool = True  # of a layer norm
+    gain: bool = True  # of a layer norm
+    add_one: bool = False  # of an RMS norm
+
+    def _check(self) -> None:
+        if self.kind not in NORMS:
+            raise UnknownNameError(what="norm", given=self.kind, allowed=NORMS)
+
+    def make(self, width: int) -> Module:
+        """A norm over the last ``width`` numbers."""
+        if self.kind == "layer_norm":
+            return LayerNorm(width, eps=self.eps, bias=self.bias, gain=self.gain)
+        return RMSNorm(width, eps=self.eps, add_one=self.add_one)
 
 
 NORMS: dict[str, Callable[[int], Module]] = {"layer_norm": LayerNorm, "rms_norm": RMSNorm}

@@ -135,7 +135,13 @@ def mixture_weights(
     )
     return (
         *matrix(path + mixture.router, ROUTER, (ffn.experts, hidden), REPLICATED, bias=mixture.router_bias),
-        *(w.replace(shard=EXPERT, copies=ffn.experts, active=ffn.top_k) for w in single),
+        # The bias behind the down projection is as wide as D: experts divided across their width keep it whole (gpt-oss).
+        *(
+            w.replace(
+                shard=w.shard if w.shard == REPLICATED else EXPERT, copies=ffn.experts, active=ffn.top_k
+            )
+            for w in single
+        ),
         *shared,
         *mixture.extra(path, hidden, ffn),
     )

@@ -46,6 +46,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "encoder_decoder": ("bart", "marian", "mbart", "mt5", "pegasus", "t5", "umt5", "whisper"),
 }  # fmt: skip
 
+# Encoder-only types keep nothing between requests: the transformer runs them (``encoder_only``), no planner counts them.
+ENCODERS = ("bert", "distilbert", "roberta")
+
 # Spellings that older files use for the same class.
 RENAMED = {
     "RefinedWeb": "falcon",
@@ -86,6 +89,10 @@ def builder(model_type: str) -> Callable[[Keys], ModelSpec]:
                 "headcount.spec.huggingface." + module
             ).BUILDERS[model_type]
             return found
+    if model_type in ENCODERS:
+        raise UnsupportedModelError(
+            f"model type {model_type!r} is an encoder: it keeps no cache, so there are no conversations to fit"
+        )
     close = nearest(model_type, supported_types())
     raise UnsupportedModelError(
         f"model type {model_type[:60]!r} is not supported: its layer kinds and cache rules are not known"

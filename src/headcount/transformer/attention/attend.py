@@ -4,6 +4,9 @@ naive      scores stored, four steps forward and back; the judge             (na
 composed   the same as separate operations, one node each on a tape          (composed.py)
 tiled      online softmax by tiles, O(n) memory, hand-derived backward       (tiled.py)
 fused      PyTorch's own kernel, where it computes the same thing            (fused.py)
+rows       one query at a time against exactly the keys it may see           (row_by_row.py)
+
+A bias per pair (ALiBi, T5's relative positions) is added to the scaled scores by all but the tiled kernel.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from collections.abc import Callable
 from jaxtyping import Float
 from torch import Tensor
 
-from headcount.errors import UnknownNameError
+from headcount.errors import OperandError, UnknownNameError
 from headcount.transformer.attention.composed import composed
 from headcount.transformer.attention.fused import fused
 from headcount.transformer.attention.naive import NAIVE
+from headcount.transformer.attention.row_by_row import row_by_row
 from headcount.transformer.attention.rule import Rule, check_operands
 from headcount.transformer.attention.tiled import TILED
 
@@ -25,6 +29,7 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
     "composed": composed,
     "tiled": TILED,
     "fused": fused,
+    "rows": row_by_row,
 }
 
 
@@ -35,12 +40,14 @@ def attend(
     *,
     rule: Rule | None = None,
     sinks_N: Float[Tensor, " N"] | None = None,
+    bias_BNTS: Float[Tensor, "C N T S"] | None = None,
     kernel: str = "naive",
 ) -> Float[Tensor, "B N T W"]:
-    """O = softmax(cap(Q K^T scale) + mask) V for N query heads over K key/value heads (K divides N).
+    """O = softmax(cap(Q K^T scale) + bias + mask) V for N query heads over K key/value heads (K divides N).
 
     ``rule`` gives mask, scale (default 1 / sqrt(H)), soft cap and the position of the first query; ``sinks_N`` is one
-    logit per query head that takes probability and gives nothing (gpt-oss). All kernels give the same values;
+    logit per query head that takes probability and gives nothing (gpt-oss); ``bias_BNTS`` one number per pair and head, for
+    the whole batch when its first dimension is 1. All kernels give the same values;
     naive.py holds the equations.
 
     Raises
@@ -52,4 +59,10 @@ def attend(
         raise UnknownNameError(what="attention kernel", given=kernel, allowed=KERNELS)
     asked = rule or Rule()
     check_operands(q_BNTH, k_BKSH, v_BKSW, sinks_N, asked)
-    return KERNELS[kernel](q_BNTH, k_BKSH, v_BKSW, sinks_N, rule=asked)
+    if bias_BNTS is None:
+        return KERNELS[kernel](q_BNTH, k_BKSH, v_BKSW, sinks_N, rule=asked)
+    if kernel == "tiled":
+        raise OperandError(
+            "attention: the tiled kernel takes no bias per pair; use kernel 'naive' or 'fused'"
+        )
+    return KERNELS[kernel](q_BNTH, k_BKSH, v_BKSW, sinks_N, bias_BNTS, rule=asked)

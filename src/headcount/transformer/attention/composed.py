@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headcount.transformer.attention.masks import Everything
 from headcount.transformer.attention.rule import Rule
-from headcount.transformer.ops.arithmetic import product, scale, scores
+from headcount.transformer.ops.arithmetic import add, product, scale, scores
 from headcount.transformer.ops.operation import Operation
 from headcount.transformer.ops.rearrange import CONCAT, CUT, repeat_heads
 from headcount.transformer.ops.recording import name
@@ -75,7 +75,15 @@ SINK = Operation(
 )
 
 
-def composed(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSW: Tensor, sinks_N: Tensor | None, *, rule: Rule) -> Tensor:
+def composed(
+    q_BNTH: Tensor,
+    k_BKSH: Tensor,
+    v_BKSW: Tensor,
+    sinks_N: Tensor | None,
+    bias_BNTS: Tensor | None = None,
+    *,
+    rule: Rule,
+) -> Tensor:
     """O by one operation after another; the values are named S, S', A, O on a tape."""
     B, N, T, H = q_BNTH.shape
     G = N // k_BKSH.shape[1]
@@ -83,6 +91,8 @@ def composed(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSW: Tensor, sinks_N: Tensor | N
     s = scale(name(scores(q_BNTH, k), "S"), rule.resolved(H))
     if rule.soft_cap is not None:
         s = soft_cap(s, rule.soft_cap)
+    if bias_BNTS is not None:
+        s = add(s, bias_BNTS.expand_as(s))
     if not isinstance(rule.mask, Everything):
         s = MASK(s, allowed=rule.allowed(T, k.shape[2], s.device)[:, None])
     if sinks_N is None:

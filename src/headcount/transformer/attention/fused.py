@@ -17,7 +17,15 @@ from headcount.transformer.attention.rule import Rule
 from headcount.transformer.ops import recording
 
 
-def fused(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSW: Tensor, sinks_N: Tensor | None, *, rule: Rule) -> Tensor:
+def fused(
+    q_BNTH: Tensor,
+    k_BKSH: Tensor,
+    v_BKSW: Tensor,
+    sinks_N: Tensor | None,
+    bias_BNTS: Tensor | None = None,
+    *,
+    rule: Rule,
+) -> Tensor:
     """The kernel PyTorch picks for these operands.
 
     Raises
@@ -34,15 +42,18 @@ def fused(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSW: Tensor, sinks_N: Tensor | None
             "attention: the fused kernel cannot be recorded; use kernel 'composed', 'naive' or 'tiled'"
         )
     T, S = q_BNTH.shape[2], k_BKSH.shape[2]
-    causal = isinstance(rule.mask, Causal) and rule.query_start == 0
+    causal = isinstance(rule.mask, Causal) and rule.query_start == 0 and bias_BNTS is None
     allowed = None
     if not causal and not isinstance(rule.mask, Everything):
         allowed = rule.allowed(T, S, q_BNTH.device)[:, None]
+    told = allowed
+    if bias_BNTS is not None:
+        told = bias_BNTS if allowed is None else torch.where(allowed, bias_BNTS, -torch.inf)
     out: Tensor = functional.scaled_dot_product_attention(
         q_BNTH,
         k_BKSH,
         v_BKSW,
-        attn_mask=allowed,
+        attn_mask=told,
         is_causal=causal,
         scale=rule.resolved(q_BNTH.shape[3]),
         enable_gqa=q_BNTH.shape[1] != k_BKSH.shape[1],

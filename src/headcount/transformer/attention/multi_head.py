@@ -5,12 +5,18 @@
     y = concat(O_1, ..., O_N) W_O^T
 
 The head width H and the value width W are free: D / N is a habit (H = W = D / N by default). Optional, in the order
-they apply: RMS norm of every query and key (QK-norm), rotary positions, soft cap, sinks.
+they apply: a clip of Q, K and V, a norm of every query and key (QK-norm), rotary positions, soft cap, a bias per pair
+(ALiBi), sinks.
+
+With a cache, K and V of the new tokens are handed to ``memory``, which answers with what the new queries may look at:
+their own and all earlier ones, already projected and turned. Nothing is projected twice.
 
 Sources: Vaswani et al. 2017, 3.2.2; Shazeer 2019, Ainslie et al. 2023 (K < N); Henry et al. 2020 (QK-norm).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -20,16 +26,23 @@ from torch.nn import Module, Parameter
 from headcount.errors import OperandError, UnknownNameError, UsageError
 from headcount.record import Record
 from headcount.transformer.attention.attend import KERNELS, attend
-from headcount.transformer.attention.masks import Everything, Mask
+from headcount.transformer.attention.masks import Everything, Mask, simplest
+from headcount.transformer.attention.memory import Bias, Memory, Seen, concat_queries
 from headcount.transformer.attention.rule import Rule
-from headcount.transformer.layers import Linear, RMSNorm, positive
+from headcount.transformer.layers import Linear, NormShape, positive
 from headcount.transformer.ops import recording
 from headcount.transformer.ops.rearrange import merge_heads, split_heads
 from headcount.transformer.ops.rotary import LAYOUTS, rotary
 
+QK_NORMS = (False, True, "head", "full")
+
 
 class Heads(Record):
-    """The shape of an attention layer; None takes the usual value (K = N, H = D / N, W = H, context D)."""
+    """The shape of an attention layer; None takes the usual value (K = N, H = D / N, W = H, context D).
+
+    ``output_bias`` None is ``bias``. ``qk_norm``: True or ``head`` norms each head's H numbers, ``full`` all N H (K H) of
+    them before they are split; ``norm`` says which norm. ``clip`` c bounds Q, K and V to [-c, c] (MPT, OLMo).
+    """
 
     width: int
     heads: int
@@ -38,7 +51,10 @@ class Heads(Record):
     value_width: int | None = None
     context_width: int | None = None
     bias: bool = True
-    qk_norm: bool = False
+    output_bias: bool | None = None
+    qk_norm: bool | str = False
+    norm: NormShape = NormShape()
+    clip: float | None = None
     sinks: bool = False
     soft_cap: float | None = None
     scale: float | None = None
@@ -64,6 +80,8 @@ class Heads(Record):
             raise UnknownNameError(what="attention kernel", given=self.kernel, allowed=KERNELS)
         if self.rotary_layout not in LAYOUTS:
             raise UnknownNameError(what="rotary layout", given=self.rotary_layout, allowed=LAYOUTS)
+        if self.qk_norm not in QK_NORMS:
+            raise UnknownNameError(what="query/key norm", given=str(self.qk_norm), allowed=["head", "full"])
         self.rule(Everything())
 
     @property
@@ -96,9 +114,14 @@ class MultiHeadAttention(Module):
         self.query = Linear(shape.width, shape.heads * shape.H, bias=shape.bias)
         self.key = Linear(context, shape.K * shape.H, bias=shape.bias)
         self.value = Linear(context, shape.K * shape.W, bias=shape.bias)
-        self.output = Linear(shape.heads * shape.W, shape.width, bias=shape.bias)
-        self.query_norm = RMSNorm(shape.H) if shape.qk_norm else None
-        self.key_norm = RMSNorm(shape.H) if shape.qk_norm else None
+        output_bias = shape.bias if shape.output_bias is None else shape.output_bias
+        self.output = Linear(shape.heads * shape.W, shape.width, bias=output_bias)
+        each = shape.qk_norm != "full"
+        self.query_norm = (
+            shape.norm.make(shape.H if each else shape.heads * shape.H) if shape.qk_norm else None
+        )
+        self.key_norm = shape.norm.make(shape.H if each else shape.K * shape.H) if shape.qk_norm else None
+        self.kernel = shape.kernel
         self.sinks = Parameter(torch.zeros(shape.heads)) if shape.sinks else None
 
     def forward(
@@ -108,18 +131,18 @@ class MultiHeadAttention(Module):
         *,
         mask: Mask | None = None,
         turns: tuple[Tensor, Tensor] | None = None,
+        memory: Memory | None = None,
+        bias: Bias | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Attend from x to ``context`` (to x itself when None) under ``mask`` (everything when None).
 
         ``turns`` are cos and sin of the rotary positions of x (``ops.rotary.turns``), shared by all layers of a stack.
+        ``memory`` keeps keys and values between calls; x is then one row of new tokens, of one conversation or several.
         """
         shape = self.shape
         context = x_BTD if context_BSC is None else context_BSC
-        q_BNTH = split_heads(self.query(x_BTD), shape.heads)
-        k_BKSH = split_heads(self.key(context), shape.K)
-        v_BKSW = recording.name(split_heads(self.value(context), shape.K), "V")
-        if self.query_norm is not None and self.key_norm is not None:
-            q_BNTH, k_BKSH = self.query_norm(q_BNTH), self.key_norm(k_BKSH)
+        q_BNTH = self._heads(self.query(x_BTD), shape.heads, self.query_norm)
+        k_BKSH, v_BKSW = self.keys_values(context)
         if turns is not None:
             if context is not x_BTD:
                 raise OperandError("attention: rotary positions turn one sequence; cross-attention has two")
@@ -127,7 +150,64 @@ class MultiHeadAttention(Module):
             k_BKSH = rotary(k_BKSH, *turns, layout=shape.rotary_layout)
         recording.name(q_BNTH, "Q")
         recording.name(k_BKSH, "K")
-        rule = shape.rule(Everything() if mask is None else mask)
-        o_BNTW = attend(q_BNTH, k_BKSH, v_BKSW, rule=rule, sinks_N=self.sinks, kernel=shape.kernel)
+        asked = Everything() if mask is None else mask
+        if memory is None:
+            o_BNTW = self.look(q_BNTH, k_BKSH, v_BKSW, mask=asked, bias=bias)
+        else:
+            o_BNTW = concat_queries(
+                self.look(
+                    q_BNTH[:, :, seen.rows],
+                    seen.keys,
+                    seen.values,
+                    mask=asked,
+                    bias=bias,
+                    start=seen.start,
+                    first=seen.first,
+                )
+                for seen in memory.extend(k_BKSH, v_BKSW)
+            )
         y: Tensor = self.output(merge_heads(recording.name(o_BNTW, "O")))
         return y
+
+    def keys_values(self, context_BSC: Tensor) -> tuple[Tensor, Tensor]:
+        """K (B, K, S, H), not yet turned, and V (B, K, S, W) of a context: what cross-attention keeps of its source."""
+        k_BKSH = self._heads(self.key(context_BSC), self.shape.K, self.key_norm)
+        return k_BKSH, recording.name(self._heads(self.value(context_BSC), self.shape.K, None), "V")
+
+    def look_at(self, x_BTD: Tensor, seen: Sequence[Seen], *, mask: Mask | None = None) -> Tensor:
+        """Attend from the rows of x to keys and values projected before (``keys_values``): nothing of theirs is new."""
+        asked = Everything() if mask is None else mask
+        q_BNTH = self._heads(self.query(x_BTD), self.shape.heads, self.query_norm)
+        o_BNTW = concat_queries(self.look(q_BNTH[:, :, s.rows], s.keys, s.values, mask=asked) for s in seen)
+        y: Tensor = self.output(merge_heads(o_BNTW))
+        return y
+
+    def look(
+        self,
+        q_BNTH: Tensor,
+        k_BKSH: Tensor,
+        v_BKSW: Tensor,
+        *,
+        mask: Mask,
+        bias: Bias | None = None,
+        start: int = 0,
+        first: int = 0,
+    ) -> Tensor:
+        """Attend queries at positions ``start`` ... to keys at ``first`` ... (absolute, of one conversation)."""
+        T, S = q_BNTH.shape[2], k_BKSH.shape[2]
+        rule = self.shape.rule(simplest(mask, start - first, T, S), start - first)
+        told = (
+            None if bias is None else bias.between(range(start, start + T), range(first, first + S), q_BNTH)
+        )
+        return attend(
+            q_BNTH, k_BKSH, v_BKSW, rule=rule, sinks_N=self.sinks, bias_BNTS=told, kernel=self.kernel
+        )
+
+    def _heads(self, projected: Tensor, heads: int, norm: Module | None) -> Tensor:
+        """Clip, norm over all heads, split, norm of each head: whichever this attention has."""
+        if self.shape.clip is not None:
+            projected = projected.clamp(-self.shape.clip, self.shape.clip)
+        if norm is not None and self.shape.qk_norm == "full":
+            return split_heads(norm(projected), heads)
+        split = split_heads(projected, heads)
+        return split if norm is None else norm(split)

@@ -4,13 +4,14 @@ Forward, for each query head n of key/value head k(n) = n // G:
 
     S  = Q K^T                  (T, S) one score per pair
     S' = S scale                then c tanh(S' / c) when capped; -inf where the mask forbids
-    A  = softmax(S')            rows sum to one; a sink adds exp(sink) to the sum and to nothing else
+    S''= S' + bias              where positions are told by a bias per pair (ALiBi, T5)
+    A  = softmax(S'')           rows sum to one; a sink adds exp(sink) to the sum and to nothing else
     O  = A V
 
 Backward, the same four steps walked back (dO given):
 
     1.  dA  = dO V^T            dV = A^T dO, summed over the G query heads that share V
-    2.  dS' = A * (dA - rowsum(A * dA))     dsink = -sum_rows a_sink rowsum(A * dA)
+    2.  dS' = A * (dA - rowsum(A * dA))     dsink = -sum_rows a_sink rowsum(A * dA), dbias = dS'
     3.  dS  = dS' scale         times 1 - (S' / c)^2 when capped
     4.  dQ  = dS K              dK = dS^T Q, summed over the G query heads that share K
 
@@ -47,10 +48,17 @@ class Saved(NamedTuple):
     scale: float
     soft_cap: float | None
     heads: int
+    bias: torch.Size | None = None
 
 
 def forward(
-    q_BNTH: Tensor, k_BKSH: Tensor, v_BKSW: Tensor, sinks_N: Tensor | None, *, rule: Rule
+    q_BNTH: Tensor,
+    k_BKSH: Tensor,
+    v_BKSW: Tensor,
+    sinks_N: Tensor | None,
+    bias_BNTS: Tensor | None = None,
+    *,
+    rule: Rule,
 ) -> tuple[Tensor, Saved]:
     """Return ``(o_BNTW, saved)``."""
     B, N, T, H = q_BNTH.shape
@@ -65,6 +73,8 @@ def forward(
     capped = None
     if rule.soft_cap is not None:
         capped = scores = torch.tanh(scores / rule.soft_cap) * rule.soft_cap
+    if bias_BNTS is not None:
+        scores = (scores.view(B, K, G, T, S) + widen(bias_BNTS).view(-1, K, G, T, S)).view(B, K, G * T, S)
     if not isinstance(rule.mask, Everything):
         allowed = rule.allowed(T, S, q.device)
         scores = torch.where(allowed[:, None, None], scores.view(B, K, G, T, S), -torch.inf).view(
@@ -74,6 +84,8 @@ def forward(
     a, a_sink = _weights(scores, sink)
     o = torch.matmul(a, v_BKSW).to(dtype)
     saved = Saved(q, k_BKSH, v_BKSW, a, capped, a_sink, scale, rule.soft_cap, N)
+    if bias_BNTS is not None:
+        saved = saved._replace(bias=bias_BNTS.shape)
     return o.view(B, N, T, v_BKSW.shape[-1]), saved
 
 
@@ -87,8 +99,8 @@ def _weights(scores: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor | None
 
 
 def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
-    """Return ``(dQ, dK, dV, dsinks)``: the four steps of the module docstring."""
-    q, k, v, a, capped, a_sink, scale, soft_cap, heads = saved
+    """Return ``(dQ, dK, dV, dsinks)``, and dbias where there was a bias: the four steps of the module docstring."""
+    q, k, v, a, capped, a_sink, scale, soft_cap, heads, bias = saved
     B, N, T, W = d_o.shape
     dtype = d_o.dtype
     d_rows = widen(d_o).reshape(B, k.shape[1], q.shape[2], W)
@@ -102,13 +114,16 @@ def backward(saved: Saved, d_o: Tensor) -> tuple[Tensor | None, ...]:
     d_sinks = None
     if a_sink is not None:
         d_sinks = -(a_sink * row_dot).view(B, heads, T).sum((0, 2)).to(dtype)
+    d_bias: tuple[Tensor, ...] = ()
+    if bias is not None:
+        d_bias = (d_s.view(B, heads, T, k.shape[2]).sum_to_size(bias).to(dtype),)
     # step 3, forward was S' = cap(S scale)
     if capped is not None and soft_cap is not None:
         d_s = d_s * (1 - (capped / soft_cap).square())
     # step 4, forward was S = Q K^T; the scale of step 3 is applied to the narrow results instead of to dS
     d_q = torch.matmul(d_s, k).mul_(scale)
     d_k = torch.matmul(d_s.transpose(-1, -2), q).mul_(scale)
-    return d_q.view(B, N, T, q.shape[-1]).to(dtype), d_k.to(dtype), d_v.to(dtype), d_sinks
+    return (d_q.view(B, N, T, q.shape[-1]).to(dtype), d_k.to(dtype), d_v.to(dtype), d_sinks, *d_bias)
 
 
 NAIVE = Operation(

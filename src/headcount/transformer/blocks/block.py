@@ -14,7 +14,8 @@ from torch.nn import Module, ModuleDict
 
 from headcount.errors import UnknownNameError, UsageError
 from headcount.record import Record
-from headcount.transformer.attention.masks import Mask
+from headcount.transformer.attention.masks import Causal, Mask
+from headcount.transformer.attention.memory import Memory, Seen
 from headcount.transformer.attention.multi_head import Heads, MultiHeadAttention
 from headcount.transformer.blocks.placement import PLACEMENTS, Sublayer, make_norms
 from headcount.transformer.layers import FEED_FORWARDS, NORMS, Dropout, make_feed_forward, positive
@@ -100,6 +101,18 @@ class DecoderBlock(Module):
         sublayers = (
             Sublayer("attention", lambda x: self.attention(x, mask=mask)),
             Sublayer("cross_attention", lambda x: self.cross_attention(x, encoded_BSC, mask=encoded_mask)),
+            Sublayer("feed_forward", self.feed_forward),
+        )
+        return self.wire(x_BTD, sublayers, self.norms, self.dropout)
+
+    def step(
+        self, x_BTD: Float[Tensor, "B T D"], memory: Memory, source: Seen, *, encoded_mask: Mask
+    ) -> Float[Tensor, "B T D"]:
+        """The next T tokens: ``memory`` keeps their keys and values, ``source`` holds those of the encoder's output."""
+        cross = self.cross_attention
+        sublayers = (
+            Sublayer("attention", lambda x: self.attention(x, mask=Causal(), memory=memory)),
+            Sublayer("cross_attention", lambda x: cross.look_at(x, [source], mask=encoded_mask)),
             Sublayer("feed_forward", self.feed_forward),
         )
         return self.wire(x_BTD, sublayers, self.norms, self.dropout)

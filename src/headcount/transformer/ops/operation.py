@@ -74,7 +74,11 @@ class Operation:
         """Run forward; when a gradient is asked for, it comes from ``backward`` (or from PyTorch, see the mode)."""
         self._check(inputs)
         if _mode.get() == "by_hand":
-            out = _Join.apply(self, options, *inputs)  # type: ignore[no-untyped-call]
+            if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
+                out = _Join.apply(self, options, *inputs)  # type: ignore[no-untyped-call]
+            else:
+                # Nobody asks for a gradient (generation): the bare forward saves a node per operation and token.
+                out = self.forward(*inputs, **options)[0]
         elif self.traceable:
             out = self.forward(*inputs, **options)[0]
         else:

@@ -42,16 +42,16 @@ class Inputs(Module):
             if self.positions is not None:
                 normal_(self.positions.weight, std=0.02)
 
-    def forward(self, ids_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Embed, add positions, drop."""
+    def forward(self, ids_BT: Int[Tensor, "B T"], *, start: int = 0) -> Float[Tensor, "B T D"]:
+        """Embed, add positions from ``start`` on, drop."""
         with recording.scope("inputs"):
             x: Tensor = self.embedding(ids_BT)
             if self.factor != 1.0:
                 x = scale(x, self.factor)
             if self.kind == "sinusoidal":
-                x = sinusoidal_positions(x)
+                x = sinusoidal_positions(x, start=start)
             elif self.positions is not None:
-                x = learned_positions(x, self.positions.weight)
+                x = learned_positions(x, self.positions.weight, start=start)
             y: Tensor = self.dropout(x)
             return y
 

@@ -1,0 +1,89 @@
+"""Rotary positions as a GGUF file states them, in the spelling of a Hugging Face config.
+
+    rope.dimension_count < H                 partial_rotary_factor
+    rope.scaling.type linear, yarn           rope_scaling of that type
+    rope_freqs.weight                        each pair of rotary dimensions turns slower by its factor (Llama 3.1): said as
+                                             longrope with the same factors for short and long
+    rope_factors_short/long.weight           longrope (Phi-3)
+
+No count depends on these, so the planner's reader leaves them out; a network that left them out would be silently wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headcount.errors import ModelFileError, UnsupportedModelError
+from headcount.spec.attention import HeadedAttention
+from headcount.spec.checkpoint import shown
+from headcount.spec.model import ModelSpec
+from headcount.transformer.weights.gguf_file import GgufSource
+
+FREQUENCIES, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+
+
+def with_rotary(spec: ModelSpec, source: GgufSource) -> tuple[ModelSpec, tuple[str, ...]]:
+    """``(spec, names)``: the spec with a config that states the file's rotary positions, and the tensors that said so.
+
+    Raises
+    ------
+    UnsupportedModelError: a scaling that has no such spelling.    ModelFileError: values that make no sense.
+    """
+    found: dict[str, Any] = {}
+    mixers = [mixer for layer in spec.layers for mixer in layer.mixers if isinstance(mixer, HeadedAttention)]
+    width = _value(source, "rope.dimension_count")
+    if mixers and width is not None and 0 < width < mixers[0].head_dim:
+        found["partial_rotary_factor"] = width / mixers[0].head_dim
+    present = set(source.names())
+    if FREQUENCIES in present:
+        factors = source.tensor(FREQUENCIES).tolist()
+        used: tuple[str, ...] = (FREQUENCIES,)
+        found["rope_scaling"] = _longrope(factors, factors, {"attention_factor": 1.0, "factor": 1.0})
+    elif SHORT in present and LONG in present:
+        used = (SHORT, LONG)
+        stated = {
+            "attention_factor": _value(source, "rope.scaling.attn_factor"),
+            "original_max_position_embeddings": _value(source, "rope.scaling.original_context_length"),
+        }
+        extra = {key: value for key, value in stated.items() if value is not None}
+        found["rope_scaling"] = _longrope(source.tensor(SHORT).tolist(), source.tensor(LONG).tolist(), extra)
+    else:
+        used = ()
+        scaling = _scaling(source)
+        if scaling:
+            found["rope_scaling"] = scaling
+    return (spec.replace(config={**spec.config, **found}) if found else spec), used
+
+
+def _longrope(short: list[float], long: list[float], extra: dict[str, Any]) -> dict[str, Any]:
+    if not all(factor > 0 for factor in (*short, *long)):
+        raise ModelFileError("rotary factors must be positive")
+    return {"rope_type": "longrope", "short_factor": short, "long_factor": long, **extra}
+
+
+def _scaling(source: GgufSource) -> dict[str, Any]:
+    kind = source.metadata.get(f"{source.architecture}.rope.scaling.type", "none")
+    if kind == "none":
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedModelError(
+            f"rotary scaling {shown(kind)} of a GGUF file is not supported; known: linear, yarn"
+        )
+    factor = _value(source, "rope.scaling.factor")
+    if factor is None or factor <= 0:
+        raise ModelFileError(f"{shown(source.path)}: rotary scaling {shown(kind)} without a positive factor")
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    trained = _value(source, "rope.scaling.original_context_length")
+    if trained is not None:
+        scaling["original_max_position_embeddings"] = trained
+    return scaling
+
+
+def _value(source: GgufSource, key: str) -> Any:
+    """A number of the architecture; None when it is not stated."""
+    value = source.metadata.get(f"{source.architecture}.{key}")
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15
+    ):
+        raise ModelFileError(f"{shown(source.path)}: {key} {shown(value)} is not a number")
+    return value

@@ -1,0 +1,1 @@
+"""Predicted against measured: the counts of ``cost/`` beside what the transformer really allocates and multiplies."""

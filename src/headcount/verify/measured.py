@@ -1,0 +1,141 @@
+"""What a network really holds and multiplies: parameters by part, cache bytes, matrix products.
+
+parameters     numel of every parameter of the module tree, sorted into parts by where it stands
+cache bytes    bytes of the tensors that the caches of one conversation keep, by kind of attention
+matmul FLOPs   PyTorch's own counter (torch.utils.flop_counter) around a prefill and around one decode step
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from headcount.record import Record
+from headcount.spec.model import ModelSpec
+from headcount.transformer.families.encoder_decoder import EncoderDecoder
+from headcount.transformer.families.mamba2 import Mamba2
+from headcount.transformer.kv_cache.call import Call
+from headcount.transformer.kv_cache.conversation import Conversation
+
+# Where a parameter stands -> the part of the model it belongs to; the first pattern that fits decides.
+_PARTS = (
+    (r"(^|\.)(norm|norms\..*|embedding_norm|query_norm|key_norm|latent_norm)\.(weight|bias)$", "norm"),
+    (r"(^|\.)(embedding|source_embedding|positions|token_types)\.weight$", "embedding"),
+    (r"\.told\.table\.weight$", "embedding"),
+    (r"^head\.", "lm_head"),
+    (r"^project_(in|out)\.", "other"),
+    (r"\.feed_forward\.(router|shared_gate)\.", "router"),
+    (r"\.feed_forward\.shared\.", "shared_experts"),
+    (r"\.cross\.", "cross_attention"),
+)
+# Loaded beside the parameters, but a constant that no training changes (``final_logits_bias``): published counts omit it.
+_CONSTANTS = ("head_offset",)
+
+
+class Run(Record):
+    """One conversation run for real: cache bytes after all tokens, FLOPs of its prefill and of its last step, by part."""
+
+    cache_bytes: dict[str, int]
+    allocated_bytes: int
+    prefill: dict[str, int]
+    decode: dict[str, int]
+
+
+def part_of(name: str, states: tuple[str, ...] = ()) -> str:
+    """The part of the model a parameter belongs to, by its name in our module tree.
+
+    ``states`` are the paths of the mixers that keep a state instead of keys and values.
+    """
+    if name.startswith(states):
+        return "state_space"
+    for pattern, part in _PARTS:
+        if re.search(pattern, name):
+            return part
+    if ".feed_forward." in name:
+        # Stacked experts are the only feed-forward tensors of three dimensions, their biases of (E, F).
+        return "experts" if re.search(r"\.feed_forward\.(gate|up|down)(_bias)?$", name) else "feed_forward"
+    if ".mixer." in name:
+        return "attention"
+    return "other"
+
+
+def parameters_by_part(network: nn.Module) -> dict[str, int]:
+    """Parameters really allocated (or laid out), by part; a tied table once."""
+    parts: dict[str, int] = {}
+    states = tuple(name + "." for name, module in network.named_modules() if isinstance(module, Mamba2))
+    for name, parameter in network.named_parameters():
+        if name in _CONSTANTS:
+            continue
+        part = part_of(name, states)
+        parts[part] = parts.get(part, 0) + parameter.numel()
+    return parts
+
+
+def weight_bytes(network: nn.Module) -> int:
+    """Bytes of all parameters in their own types."""
+    return sum(
+        p.numel() * p.element_size() for name, p in network.named_parameters() if name not in _CONSTANTS
+    )
+
+
+@torch.no_grad()
+def run(network: Any, spec: ModelSpec, *, tokens: int, kv: str, seed: int = 0) -> Run:
+    """Read a prompt of ``tokens - 1`` random tokens, decode one more; count both."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, spec.vocab_size, (1, tokens), generator=generator)
+    first = next(network.parameters())
+    conversation = Conversation(spec, format=kv, dtype=first.dtype, device=first.device)
+    conversation.reserve(tokens)
+    use_exact_kernel(network)
+    source = {}
+    if isinstance(network, EncoderDecoder):
+        source = {"encoder": _count_source(network, spec, conversation, generator)}
+    prefill = _count(network, ids[:, :-1], conversation)
+    prefill = {**prefill, **source, "total": prefill["total"] + sum(source.values())}
+    decode = _count(network, ids[:, -1:], conversation)
+    return Run(
+        cache_bytes=conversation.nbytes_by_kind(),
+        allocated_bytes=conversation.allocated_bytes,
+        prefill=prefill,
+        decode=decode,
+    )
+
+
+def use_exact_kernel(network: nn.Module) -> None:
+    """Let every attention multiply exactly the pairs its mask allows."""
+    for module in network.modules():
+        if hasattr(module, "kernel"):
+            module.kernel = "rows"  # type: ignore[assignment]
+
+
+def _count_source(
+    network: EncoderDecoder, spec: ModelSpec, conversation: Conversation, generator: torch.Generator
+) -> int:
+    """FLOPs of reading the longest source: the encoder, and the decoder's keys and values of it."""
+    assert spec.encoder is not None
+    table = network.source_embedding or network.embedding
+    source = torch.randint(0, len(table.weight), (1, spec.encoder.max_source_positions), generator=generator)
+    with FlopCounterMode(display=False) as counter:
+        network.remember(conversation, source)
+    return int(counter.get_total_flops())
+
+
+def _count(network: Any, ids: torch.Tensor, conversation: Conversation) -> dict[str, int]:
+    """FLOPs of one call with one row of logits, by part; ``total`` is the counter's own sum."""
+    call = Call([(conversation, ids.shape[1])])
+    with FlopCounterMode(display=False) as counter:
+        network(ids.to(next(network.parameters()).device), call=call, rows=call.last_rows(ids.device))
+    totals = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
+    parts = {"mixers": 0, "feed_forward": 0, "lm_head": 0}
+    root = type(network).__name__
+    for name, flops in totals.items():
+        path = name.split(".")
+        if path[:2] == [root, "layers"] and len(path) == 4:
+            parts["feed_forward" if path[3] == "feed_forward" else "mixers"] += flops
+    total = counter.get_total_flops()
+    parts["lm_head"] = total - parts["mixers"] - parts["feed_forward"]
+    return {**parts, "total": total}
