@@ -343,7 +343,7 @@ def test_experts_carry_checkpoint_names_and_counts(config: dict[str, Any], names
     assert ffn is not None and names <= {w.name for w in experts}
     assert {(w.copies, w.active) for w in experts} == {(ffn.experts, ffn.top_k)}
     # An output bias is as wide as the model: no rank can leave a part of it out.
-    assert all(w.shard == ("replicated" if w.name.endswith("down_proj.bias") else "expert") for w in experts)
+    assert all(w.shard == ("replicated" if w.name.endswith("down_proj_bias") else "expert") for w in experts)
     assert sum(w.parameters for w in spec.layers[0].weights if w.part == ROUTER and w.linear) > 0
 
 

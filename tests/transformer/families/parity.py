@@ -6,6 +6,7 @@ compares whole, padded, step by step through the cache, in chunks, and packed wi
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def check_cached(ours: Any, ids: torch.Tensor, theirs: torch.Tensor) -> None:
     chunked = Conversation(spec, format="fp32")
     cuts = [0, 5, 6, 6 + tokens // 3, tokens]
     parts = [
-        network(ids[:1, a:b], call=Call([(chunked, b - a)])) for a, b in zip(cuts, cuts[1:], strict=False)
+        network(ids[:1, a:b], call=Call([(chunked, b - a)])) for a, b in pairwise(cuts)
     ]
     close(torch.cat(parts, 1), theirs[:1], "chunked")
     a, b = Conversation(spec, format="fp32"), Conversation(spec, format="fp32")

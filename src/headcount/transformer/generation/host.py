@@ -187,16 +187,13 @@ class Host:
         others = self.promised_bytes - self._promised.get(id(conversation), (conversation, 0))[1]
         if self.budget is not None and others + needed > self.budget:
             count = len([1 for key in self._promised if key != id(conversation)])
-            held = (
-                f"{human_bytes(others)} are promised to {count} other{'s' if count > 1 else ''}"
-                if count
-                else "no other holds any"
-            )
+            whom = f"{count} other conversation{'s' if count > 1 else ''}"
+            held = f"{human_bytes(others)} are promised to {whom}" if count else "nothing is promised yet"
             raise CacheFullError(
                 f"no room: a conversation of {tokens:,} tokens comes to hold {human_bytes(needed)}; of the KV budget of "
                 f"{human_bytes(self.budget)}, {held}"
             )
-        conversation.reserve(tokens)
+        conversation.reserve(tokens, exact_windows=False)
         self._promised[id(conversation)] = (conversation, needed)
 
 

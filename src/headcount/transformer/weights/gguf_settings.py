@@ -6,6 +6,9 @@
                                              longrope with the same factors for short and long
     rope_factors_short/long.weight           longrope (Phi-3)
 
+The scale of Gemma's scores, 1 / sqrt(query_pre_attn_scalar), is in no GGUF key either: it is the head width, but D / N in
+the 27B models (46 layers of Gemma 2, 62 of Gemma 3), as llama.cpp decides it too.
+
 No count depends on these, so the planner's reader leaves them out; a network that left them out would be silently wrong.
 """
 
@@ -19,6 +22,8 @@ from headcount.spec.checkpoint import shown
 from headcount.spec.model import ModelSpec
 from headcount.transformer.weights.gguf_file import GgufSource
 
+# Architecture -> layers of the one size whose scores are scaled by D / N.
+_WIDER = {"gemma2": 46, "gemma3": 62}
 FREQUENCIES, SHORT, LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 
 
@@ -34,6 +39,10 @@ def with_rotary(spec: ModelSpec, source: GgufSource) -> tuple[ModelSpec, tuple[s
     width = _value(source, "rope.dimension_count")
     if mixers and width is not None and 0 < width < mixers[0].head_dim:
         found["partial_rotary_factor"] = width / mixers[0].head_dim
+    if mixers and source.architecture in _WIDER:
+        widest = len(spec.layers) == _WIDER[source.architecture]
+        heads, own = mixers[0].num_attention_heads, mixers[0].head_dim
+        found["query_pre_attn_scalar"] = spec.hidden_size / heads if widest else own
     present = set(source.names())
     if FREQUENCIES in present:
         factors = source.tensor(FREQUENCIES).tolist()
