@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from headcount.cli.options import Parser, missing_extra
@@ -11,6 +12,8 @@ from headcount.units import parse_bytes, parse_count
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+
+    from headcount.spec.model import ModelSpec
 
 DESCRIPTION = """Build the model, run a prompt and a decode step, and compare what was really
 allocated and multiplied with what fit, book and show compute.
@@ -39,11 +42,17 @@ def make_parser() -> Parser:
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Prove, print, return 0 when every difference is zero, else 1."""
+def _read(text: str) -> ModelSpec:
+    """MODEL; an encoder, which no plan counts, when it is a directory that holds one."""
+    from headcount.spec.huggingface.encoder_only import read_encoder
     from headcount.spec.reader import read_model
 
-    spec = read_model(args.model)
+    return (read_encoder(text) if os.path.isdir(text) else None) or read_model(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prove, print, return 0 when every difference is zero, else 1."""
+    spec = _read(args.model)
     tokens = parse_count(args.tokens, what="--tokens", maximum=4096)
     tp = parse_count(args.tp, what="--tp", maximum=16)
     most = None if args.memory is None else parse_bytes(args.memory, what="--memory")

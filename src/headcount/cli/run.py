@@ -84,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise missing_extra("run", error) from None
     asked = _asked(args)
+    if (args.no_cache or args.count) and len(args.prompts) != 1:
+        raise UsageError(f"--count and --no-cache take one PROMPT; given {len(args.prompts)}")
+    if args.json and not args.prompts:
+        raise UsageError("--json needs a PROMPT")
     host, tokenizer, notes = load_host(
         Choices(
             model=args.model,
@@ -105,8 +109,6 @@ def run(args: argparse.Namespace) -> int:
         return _counted(args, host, tokenizer, asked)
     if args.prompts:
         return _answer(args, host, tokenizer, asked, begun)
-    if args.json:
-        raise UsageError("--json needs a PROMPT")
     return _chat(args, host, tokenizer, asked)
 
 
@@ -217,8 +219,6 @@ def _counted(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: 
     from headcount.transformer.generation.talk import Talk
     from headcount.transformer.generation.uncached import ProjectionCount, generate_uncached
 
-    if len(args.prompts) != 1:
-        raise UsageError(f"--count and --no-cache take one PROMPT; given {len(args.prompts)}")
     reply = Talk(host, tokenizer, system=args.system, raw=args.raw).say(args.prompts[0], asked)
     prompt = list(reply.history)
     with ProjectionCount(host.model.network) as count:
@@ -262,8 +262,7 @@ def _chat(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: Ask
             if text is None or text.strip() == "/bye":
                 break
             if text.strip() == "/new":
-                if talk.conversation is not None:
-                    host.close(talk.conversation)
+                talk.close()
                 talk = Talk(host, tokenizer, system=args.system, raw=args.raw)
                 continue
             if not text.strip():

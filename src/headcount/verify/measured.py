@@ -14,10 +14,12 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from headcount.errors import UnsupportedModelError
 from headcount.record import Record
 from headcount.spec.model import ModelSpec
 from headcount.transformer.families.encoder_decoder import EncoderDecoder
 from headcount.transformer.families.mamba2 import Mamba2
+from headcount.transformer.families.told_positions import Sinusoids
 from headcount.transformer.kv_cache.call import Call
 from headcount.transformer.kv_cache.conversation import Conversation
 
@@ -67,19 +69,25 @@ def parameters_by_part(network: nn.Module) -> dict[str, int]:
     """Parameters really allocated (or laid out), by part; a tied table once."""
     parts: dict[str, int] = {}
     states = tuple(name + "." for name, module in network.named_modules() if isinstance(module, Mamba2))
-    for name, parameter in network.named_parameters():
-        if name in _CONSTANTS:
-            continue
+    for name, tensor in _held(network):
         part = part_of(name, states)
-        parts[part] = parts.get(part, 0) + parameter.numel()
+        parts[part] = parts.get(part, 0) + tensor.numel()
     return parts
 
 
+def _held(network: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """What published counts count: parameters, and tables of sinusoids, which nothing trains."""
+    tables = [
+        (name + ".weight", module.table)
+        for name, module in network.named_modules()
+        if isinstance(module, Sinusoids)
+    ]
+    return [pair for pair in network.named_parameters() if pair[0] not in _CONSTANTS] + tables
+
+
 def weight_bytes(network: nn.Module) -> int:
-    """Bytes of all parameters in their own types."""
-    return sum(
-        p.numel() * p.element_size() for name, p in network.named_parameters() if name not in _CONSTANTS
-    )
+    """Bytes of all of them in their own types."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in _held(network))
 
 
 @torch.no_grad()
@@ -105,6 +113,19 @@ def run(network: Any, spec: ModelSpec, *, tokens: int, kv: str, seed: int = 0) -
     )
 
 
+@torch.no_grad()
+def run_encoder(network: Any, spec: ModelSpec, *, seed: int = 0) -> int:
+    """FLOPs of an encoder-only network over its longest input; it keeps no cache."""
+    if spec.encoder is None:
+        raise UnsupportedModelError(f"{spec.family!r} has neither a decoder nor an encoder to run")
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, spec.vocab_size, (1, spec.encoder.max_source_positions), generator=generator)
+    use_exact_kernel(network)
+    with FlopCounterMode(display=False) as counter:
+        network(ids)
+    return int(counter.get_total_flops())
+
+
 def use_exact_kernel(network: nn.Module) -> None:
     """Let every attention multiply exactly the pairs its mask allows."""
     for module in network.modules():
@@ -116,7 +137,8 @@ def _count_source(
     network: EncoderDecoder, spec: ModelSpec, conversation: Conversation, generator: torch.Generator
 ) -> int:
     """FLOPs of reading the longest source: the encoder, and the decoder's keys and values of it."""
-    assert spec.encoder is not None
+    if spec.encoder is None:
+        raise UnsupportedModelError(f"{spec.family!r} reads a source, but its spec has no encoder")
     table = network.source_embedding or network.embedding
     source = torch.randint(0, len(table.weight), (1, spec.encoder.max_source_positions), generator=generator)
     with FlopCounterMode(display=False) as counter:

@@ -19,7 +19,7 @@ import os
 import torch
 
 from headcount.cost.cache import bytes_by_kind, mixer_runs, rank_mixer
-from headcount.cost.flops import MacCount, decode_step, prefill
+from headcount.cost.flops import MacCount, decode_step, encoder_macs, prefill
 from headcount.cost.parameters import parameters_by_part
 from headcount.cost.weights import rank_weights, weight_bytes, weight_format
 from headcount.errors import LayoutError, UsageError
@@ -108,7 +108,9 @@ def prove(
     if not spec.parameters_known:
         raise UsageError("an inline description without ffn and vocab names no network that could be built")
     bytes_each = 4 if weights == "fp32" else 2
-    small = reduce(spec, most_bytes=most_bytes or _affordable(), bytes_per_parameter=bytes_each)
+    small = reduce(
+        spec, most_bytes=most_bytes or _affordable(), bytes_per_parameter=bytes_each, tokens=tokens
+    )
     make_caches(
         small.spec, format=kv_format(kv).name
     )  # refuses a format that no cache stores, before anything is built
@@ -160,8 +162,13 @@ def _run_lines(small: Reduced, *, tokens: int, kv: str, weights: str) -> list[Li
     spec, format = small.spec, kv_format(kv)
     with torch.inference_mode(False):
         network = build_network(spec, seed=0).to(_DTYPES[weights])
-    found = measured.run(network, spec, tokens=tokens, kv=format.name)
     note = ", reduced model" if small.cuts else ""
+    if not spec.layers:
+        longest = spec.encoder.max_source_positions if spec.encoder else 0
+        name = f"matmul FLOPs, {longest:,} tokens{note}"
+        counted = measured.run_encoder(network, spec)
+        return [Line(group=name, name="encoder", unit="", predicted=2 * encoder_macs(spec), measured=counted)]
+    found = measured.run(network, spec, tokens=tokens, kv=format.name)
     group = f"KV bytes after {tokens:,} tokens, {format.name}{note}"
     lines = []
     total = 0

@@ -1,5 +1,7 @@
 """A model cut down until it runs on this machine: fewer layers first, then a smaller vocabulary, then narrower.
 
+A window that the run would not fill is cut to half its tokens, whatever the machine: an unfilled window proves nothing.
+
 What is cut keeps its kind: the first layers of every kind stay, heads keep their width, groups their ratio. The reduced model
 is read by the same reader and counted by the same rules, so an error in a rule shows in it as in the whole one.
 """
@@ -22,6 +24,7 @@ _LAYERS = (
     "encoder_layers",
     "decoder_layers",
 )
+_WINDOWS = ("sliding_window", "attention_chunk_size")
 _VOCABULARY = ("vocab_size", "padded_vocab_size")
 _WIDTHS = (
     "hidden_size", "n_embd", "d_model", "intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size",
@@ -30,13 +33,6 @@ _WIDTHS = (
     "num_kv_heads", "encoder_attention_heads", "decoder_attention_heads", "num_experts", "num_local_experts",
     "n_routed_experts", "q_lora_rank", "kv_lora_rank", "mamba_n_heads", "mamba_num_heads",
 )  # fmt: skip
-_POSITIONS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "max_target_positions",
-    "max_source_positions",
-)
 SMALL_VOCABULARY = 1024
 
 
@@ -47,16 +43,18 @@ class Reduced(Record):
     cuts: tuple[str, ...]
 
 
-def reduce(spec: ModelSpec, *, most_bytes: int, bytes_per_parameter: int) -> Reduced:
+def reduce(spec: ModelSpec, *, most_bytes: int, bytes_per_parameter: int, tokens: int) -> Reduced:
     """Cut ``spec`` until its weights fit into ``most_bytes``.
 
     Raises UnsupportedModelError when the config knows no smaller model that does.
     """
-    if spec.parameters * bytes_per_parameter <= most_bytes:
-        return Reduced(spec=spec, cuts=())
     config: dict[str, Any] = dict(spec.config)
+    cuts = _set(config, _WINDOWS, lambda value: max(tokens // 2, 1) if value >= tokens else value)
+    filled = _read(spec, config) if cuts else spec
+    if filled is not None and filled.parameters * bytes_per_parameter <= most_bytes:
+        return Reduced(spec=filled, cuts=tuple(cuts))
     kept = _layers_of_every_kind(spec)
-    cuts = _set(config, _LAYERS, lambda value: min(value, kept))
+    cuts += _set(config, _LAYERS, lambda value: min(value, kept))
     small = _read(spec, config)
     if small is not None and small.parameters * bytes_per_parameter > most_bytes:
         cuts += _set(config, _VOCABULARY, lambda value: min(value, SMALL_VOCABULARY))

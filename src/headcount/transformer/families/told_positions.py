@@ -45,14 +45,19 @@ class LearnedPositions(Embedding):
 
 
 class Sinusoids(Module):
-    """The sinusoids of the original with their columns parted: all sines, then all cosines. No parameters.
+    """The sinusoids of the original with their columns parted: all sines, then all cosines. Nothing is trained.
 
-    ``rows`` is how many positions the model was made for; its class stores a table of them, which this computes.
+    ``rows`` is how many positions the model was made for. Published counts include the table, so it is held, as a
+    buffer that no checkpoint stores: computed when first asked for.
     """
+
+    table: Tensor
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
         self.rows, self.width = rows, width
+        self.register_buffer("table", torch.empty(rows, width), persistent=False)
+        self._computed = False
 
     def at(self, positions: Tensor, like: Tensor) -> Tensor:
         """PE of these positions, computed in float64 and rounded once; OperandError past the last one."""
@@ -61,8 +66,11 @@ class Sinusoids(Module):
             raise OperandError(
                 f"sinusoidal positions: position {last:,}, the model was made for {self.rows:,}"
             )
-        table = sinusoidal_table(last + 1, self.width, dtype=like.dtype)
-        return torch.cat((table[:, 0::2], table[:, 1::2]), 1).to(like.device)[positions]
+        if not self._computed or self.table.dtype != like.dtype or self.table.device != like.device:
+            table = sinusoidal_table(self.rows, self.width, dtype=like.dtype)
+            self.table = torch.cat((table[:, 0::2], table[:, 1::2]), 1).to(like.device)
+            self._computed = True
+        return self.table[positions]
 
 
 class RelativeBias(Module):
