@@ -15,8 +15,8 @@ EXAMPLES = re.findall(r"```console\n\$ headcount ([^\n]*)\n(.*?)```", README.rea
 
 @pytest.mark.parametrize(("command", "expected"), EXAMPLES, ids=[command for command, _ in EXAMPLES])
 def test_example_prints_what_the_readme_shows(command: str, expected: str) -> None:
-    if command.startswith("explain"):
-        pytest.importorskip("torch", reason="derivations run the transformer")
+    if command.startswith(("explain", "prove")):
+        pytest.importorskip("torch", reason="derivations and proofs run the transformer")
     done = subprocess.run(
         [sys.executable, "-m", "headcount", *command.split()], capture_output=True, text=True, check=True
     )
@@ -35,3 +35,10 @@ def test_readme_counts_are_true() -> None:
     text = README.read_text()
     assert f"{len(catalogue.index())} models" in text
     assert f"{len(supported_types())} model types" in text
+
+
+def test_readme_count_of_running_types_is_true() -> None:
+    pytest.importorskip("torch")
+    from headcount.transformer.families.registry import families
+
+    assert f"{len(families())} model types run" in README.read_text()
