@@ -1,6 +1,7 @@
 """Decoding on the CPU: milliseconds per step of the compiled program, beside llama.cpp and vLLM on the same shapes.
 
-    a step     one new token of each of B conversations: embedding, all layers, logits, arg max; prompts are not timed
+    a step     one new token of each of B conversations: embedding, all layers, logits, arg max
+    a prompt   512 tokens read into an empty cache, one row of logits; headcount's bf16 network in PyTorch
     of read    bytes of the packed weights / step, beside the rate at which PyTorch sums 1 GiB of float32 in the same rounds
     rounds     every program runs in a process of its own, kept waiting; rounds go through all of them in turn, so that a
                slow moment falls on all; medians over all steps, and the 10th to 90th percentile
@@ -25,12 +26,14 @@ import time
 from statistics import median
 from typing import Any
 
-SHAPES = ((1, 128), (1, 1024), (8, 128))
+SHAPES = ((1, 128), (1, 1024), (8, 128), (8, 1024))
+PROMPT = 512
+PROMPT_REPEATS = 4
 ROOM = 256
 
 
 def serve(answer: Any) -> None:
-    """Answer questions ``B context steps`` (one JSON line each) until the input ends."""
+    """Answer questions ``B context steps`` (one JSON line each; no steps: read a prompt) until the input ends."""
     print("ready", flush=True)
     for line in sys.stdin:
         print("answer " + json.dumps(answer(*map(int, line.split()))), flush=True)
@@ -42,17 +45,29 @@ def serve_ours(model: str, weights: str, threads: int) -> None:
     from headcount.spec.reader import read_model
     from headcount.transformer.decode.program import compile_program
     from headcount.transformer.families.registry import build_network
+    from headcount.transformer.kv_cache.call import Call
     from headcount.transformer.kv_cache.conversation import Conversation
 
     torch.set_num_threads(threads)
     spec = read_model(model)
-    network = build_network(spec, seed=0)
+    network = build_network(spec, seed=0).to(torch.bfloat16)
     start = time.perf_counter()
     program = compile_program(network, weights=weights, threads=threads)
     print(f"# headcount {weights}: compiled in {time.perf_counter() - start:.2f} s", file=sys.stderr)
-    del network
+
+    def read_prompt(tokens: int) -> float:
+        talk = Conversation(spec, format="bf16", dtype=torch.bfloat16)
+        talk.reserve(tokens)
+        ids = torch.arange(10, 10 + tokens)[None]
+        begin = time.perf_counter()
+        call = Call([(talk, tokens)])
+        with torch.inference_mode():
+            network(ids, call=call, rows=call.last_rows())[0, 0].argmax().item()
+        return time.perf_counter() - begin
 
     def answer(batch: int, context: int, steps: int) -> dict[str, Any]:
+        if not steps:
+            return {"seconds": [read_prompt(context) for _ in range(PROMPT_REPEATS)], "bytes": 0}
         talks = [Conversation(spec, format="bf16") for _ in range(batch)]
         for talk in talks:
             talk.reserve(context + ROOM)
@@ -99,7 +114,7 @@ def serve_llama(path: str, threads: int) -> None:
     api.llama_backend_init()
     model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
     vocabulary = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
-    contexts: dict[tuple[int, int], Any] = {}
+    contexts: dict[Any, Any] = {}
 
     def run(context: Any, rows: list[tuple[int, int, int, bool]]) -> None:
         batch = api.llama_batch_init(len(rows), 0, 1)
@@ -114,7 +129,7 @@ def serve_llama(path: str, threads: int) -> None:
 
     def opened(batch: int, length: int) -> Any:
         asked = api.llama_context_default_params()
-        asked.n_ctx, asked.n_batch, asked.n_seq_max = batch * (length + ROOM), 2048, batch
+        asked.n_ctx, asked.n_batch, asked.n_seq_max = batch * (length + ROOM) + PROMPT, 2048, batch
         asked.n_threads = asked.n_threads_batch = threads
         asked.flash_attn_type, asked.kv_unified = 1, False
         context = api.llama_init_from_model(model, asked)
@@ -122,7 +137,19 @@ def serve_llama(path: str, threads: int) -> None:
             run(context, [(10 + i * 7919 % 40000, i, sequence, i == length - 1) for i in range(length)])
         return context
 
+    def read_prompt(length: int) -> float:
+        if "prompt" not in contexts:
+            contexts["prompt"] = opened(1, 1)
+        context = contexts["prompt"]
+        api.llama_memory_clear(api.llama_get_memory(context), True)
+        begin = time.perf_counter()
+        run(context, [(10 + i * 7919 % 40000, i, 0, i == length - 1) for i in range(length)])
+        np.ctypeslib.as_array(api.llama_get_logits_ith(context, length - 1), shape=(vocabulary,)).argmax()
+        return time.perf_counter() - begin
+
     def answer(batch: int, length: int, steps: int) -> dict[str, Any]:
+        if not steps:
+            return {"seconds": [read_prompt(length) for _ in range(PROMPT_REPEATS)], "bytes": 0}
         if (batch, length) not in contexts:
             contexts[batch, length] = opened(batch, length)
         context, ids, seconds = contexts[batch, length], [11] * batch, []
@@ -160,6 +187,8 @@ def serve_vllm(folder: str) -> None:
         return time.perf_counter() - begin
 
     def answer(batch: int, length: int, steps: int) -> dict[str, Any]:
+        if not steps:
+            return {"seconds": [generate(1, length, 1) for _ in range(PROMPT_REPEATS)], "bytes": 0}
         less, more = generate(batch, length, 8), generate(batch, length, 8 + steps)
         return {"seconds": [(more - less) / steps] * steps, "bytes": 0}
 
@@ -216,6 +245,22 @@ def measure(peers: dict[str, Peer], rounds: int, steps: int) -> None:
             )
 
 
+def measure_prompts(peers: dict[str, Peer], rounds: int) -> None:
+    seconds: dict[str, list[float]] = {name: [] for name in peers if name not in ("read", "headcount int8")}
+    for _ in range(rounds):
+        for name, found in seconds.items():
+            time.sleep(0.3)
+            found += peers[name].ask(1, PROMPT, 0)["seconds"][1:]
+    print(f"\na prompt of {PROMPT} tokens")
+    print("| program | ms | 10th to 90th % | tokens/s |\n|---|---|---|---|")
+    for name, found in seconds.items():
+        found.sort()
+        low, middle, high = found[len(found) // 10], median(found), found[len(found) * 9 // 10]
+        print(
+            f"| {name} | {middle * 1e3:.0f} | {low * 1e3:.0f} to {high * 1e3:.0f} | {PROMPT / middle:.0f} |"
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -252,6 +297,7 @@ def main() -> int:
     if args.vllm:
         peers["vLLM bf16"] = Peer(args.vllm[0], "vllm", args.vllm[1], threads=args.threads)
     measure(peers, args.rounds, args.steps)
+    measure_prompts(peers, args.rounds)
     return 0
 
 

@@ -27,7 +27,18 @@ ARROWS = {
     "report": FOUNDATION
     | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain", "verify"},
     "cli": FOUNDATION
-    | {"spec", "hardware", "cost", "engines", "planner", "transformer", "experiments", "explain", "verify", "report"},
+    | {
+        "spec",
+        "hardware",
+        "cost",
+        "engines",
+        "planner",
+        "transformer",
+        "experiments",
+        "explain",
+        "verify",
+        "report",
+    },
     "__main__": {"cli"},
     "__init__": set(),
 }

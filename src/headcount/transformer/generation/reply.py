@@ -2,7 +2,7 @@
 
 waiting rows     tokens of the conversation whose keys and values are not in the cache yet: the prompt, then always one
 ids              tokens written so far
-ended            None while it goes on; then stop token, stop string, length, or what refused it
+ended            None while it goes on; then stop token, stop string, length, or closed in the middle
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headcount.transformer.generation.stop import StopStrings
 from headcount.transformer.kv_cache.conversation import Conversation
 from headcount.transformer.weights.tokenizer import Tokenizer
 
-STOP_TOKEN, STOP_STRING, LENGTH = "stop token", "stop string", "length"
+STOP_TOKEN, STOP_STRING, LENGTH, CLOSED = "stop token", "stop string", "length", "closed"
 
 
 class Asked(Record):
@@ -75,21 +75,20 @@ class Reply:
         self.ids.append(token)
         self.history.append(token)
         if token in self.asked.stop_tokens:
-            self.ended = STOP_TOKEN
-            return self._show(self._closing(""))
+            return self._show(self._closing("", STOP_TOKEN))
         piece = self._words.push(token) if self._words is not None else ""
         shown = self._stops.feed(piece)
         if self._stops.found is not None:
             self.ended = STOP_STRING
         elif len(self.ids) >= self.asked.limit:
-            self.ended = LENGTH
-            shown = self._closing(shown)
+            shown = self._closing(shown, LENGTH)
         return self._show(shown)
 
-    def _closing(self, shown: str) -> str:
-        """What was held back: an unfinished character, the beginning of a stop string."""
+    def _closing(self, shown: str, reason: str) -> str:
+        """What was held back: an unfinished character, the beginning of a stop string. They may complete one."""
         last = self._words.flush() if self._words is not None else ""
         shown += self._stops.feed(last)
+        self.ended = reason if self._stops.found is None else STOP_STRING
         return shown + (self._stops.finish() if self._stops.found is None else "")
 
     def _show(self, text: str) -> str:

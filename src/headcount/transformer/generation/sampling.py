@@ -89,8 +89,9 @@ def restrict(z_V: Float[Tensor, " V"], sampling: Sampling) -> Float[Tensor, " V"
 
 def distribution(z_V: Float[Tensor, " V"], sampling: Sampling, history: Sequence[int]) -> Float[Tensor, " V"]:
     """Probabilities of the next token after all rules (temperature above 0)."""
-    z = penalize(z_V.float(), history, sampling.repetition_penalty) / sampling.temperature
-    return restrict(z, sampling).softmax(-1)
+    z = penalize(z_V.float(), history, sampling.repetition_penalty)
+    # From the largest logit down, and never by less than float32 can divide by: a tiny temperature is greedy, not NaN.
+    return restrict((z - z.max()) / max(sampling.temperature, 1e-30), sampling).softmax(-1)
 
 
 def choose(
@@ -100,11 +101,12 @@ def choose(
 
     Raises
     ------
-    OperandError: logits that hold no number (NaN): the weights or the cache are damaged.
+    OperandError: logits that hold no number (NaN), or no finite largest one: the weights or the cache are damaged.
     """
-    if bool(torch.isnan(z_V).any()):
+    # NaN is the largest of whatever it stands among.
+    if not math.isfinite(float(z_V.max())):
         raise OperandError(
-            "the network's logits are not numbers (NaN): damaged weights, or an overflow in 16 bits"
+            "the network's logits are not numbers (NaN or infinite): damaged weights, or an overflow in 16 bits"
         )
     if sampling.temperature == 0:
         return int(penalize(z_V.float(), history, sampling.repetition_penalty).argmax())

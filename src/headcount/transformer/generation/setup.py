@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headcount.errors import ModelFileError, UnknownNameError, UnsupportedModelError, UsageError
 from headcount.record import Record
-from headcount.transformer.generation.host import Host
+from headcount.spec.kv_format import kv_format
+from headcount.transformer.decode.program import compile_program
+from headcount.transformer.decode.tiles import FORMATS
+from headcount.transformer.generation.host import DecodeProgram, Host
 from headcount.transformer.weights.model import load_model
 from headcount.transformer.weights.tokenizer import Tokenizer, read_tokenizer
 from headcount.transformer.weights.where import model_path
 
+# What the compiled step reads in place.
+COMPILED_CACHES = ("fp32", "bf16")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
 
 
@@ -52,11 +59,19 @@ def load_host(choices: Choices) -> tuple[Host, Tokenizer, list[str]]:
         raise ModelFileError(
             f"the tokenizer knows {tokenizer.vocab_size:,} tokens, the model {model.spec.vocab_size:,}: not made for each other"
         )
+    kv = ("fp32" if weights == "fp32" else "bf16") if choices.kv == "auto" else choices.kv
     program = None
     notes: list[str] = []
-    if choices.compiled and device.type == "cpu":
+    if device.type == "cpu" and kv_format(kv).name not in COMPILED_CACHES:
+        if weights == "int8":
+            raise UsageError(
+                f"--weights int8 needs a cache of {' or '.join(COMPILED_CACHES)}; given --kv {kv}"
+            )
+        notes = [
+            f"decode steps are not compiled: they read caches of {' or '.join(COMPILED_CACHES)}, not {kv}"
+        ]
+    elif choices.compiled and device.type == "cpu":
         program, notes = _compiled(model.network, weights)
-    kv = ("fp32" if weights == "fp32" else "bf16") if choices.kv == "auto" else choices.kv
     host = Host(
         model, tokenizer=tokenizer, kv=kv, budget=choices.budget_bytes, chunk=choices.chunk, program=program
     )
@@ -75,5 +90,13 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _compiled(network: object, weights: str) -> tuple[None, list[str]]:
-    return None, []
+def _compiled(network: Any, weights: str) -> tuple[DecodeProgram | None, list[str]]:
+    """The compiled step, or why there is none: PyTorch then runs the decode steps too."""
+    if weights not in FORMATS:
+        return None, []
+    try:
+        return compile_program(network, weights=weights), []
+    except UnsupportedModelError as error:
+        if weights == "int8":
+            raise UnsupportedModelError(f"--weights int8 needs the compiled step: {error}") from None
+        return None, [f"decode steps are not compiled: {error}"]

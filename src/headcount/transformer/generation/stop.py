@@ -1,6 +1,9 @@
 """Stop strings in a stream: text is given out as it comes, but never a part of what may become a stop string.
 
 With stop string "END" the pieces "the E", "N", "emy" come out as "the ", "", "ENemy"; "the E", "ND" ends after "the ".
+
+The stop string that is complete first ends the text, and of several complete at the same character the longest: what is
+shown does not depend on how the text was cut into pieces.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ class StopStrings:
         self.held += piece
         places = [(self.held.find(text), text) for text in self.strings if text in self.held]
         if places:
-            place, self.found = min(places)
+            _, place, self.found = min((place + len(text), place, text) for place, text in places)
             shown, self.held = self.held[:place], ""
             return shown
         keep = max((self._begun(text) for text in self.strings), default=0)

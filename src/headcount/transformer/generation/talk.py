@@ -34,7 +34,7 @@ class Talk:
 
         Raises
         ------
-        CacheFullError: the turn does not fit the budget; the talk is as it was before.
+        CacheFullError: the turn does not fit the budget; what was said before stands, and can be continued.
         """
         if not text.strip():
             raise UsageError("the prompt is empty: there is nothing to answer")
@@ -46,10 +46,9 @@ class Talk:
                 ids[held:], asked, conversation=self.conversation, history=ids[:held], number=number
             )
         else:
-            old, self.conversation = self.conversation, None
+            # A cache that holds other tokens is of no use: its room goes to the one that is read anew.
+            self.close()
             reply = self.host.ask(ids, asked, number=number)
-            if old is not None:
-                self.host.close(old)
             self.conversation = reply.conversation
         self.messages = messages
         return reply
@@ -58,6 +57,12 @@ class Talk:
         """The reply has ended: it is part of the chat now."""
         self.messages.append({"role": "assistant", "content": reply.text})
         self._read = list(reply.history)
+
+    def close(self) -> None:
+        """Give the cache back; a later turn reads the whole talk anew."""
+        if self.conversation is not None:
+            self.host.close(self.conversation)
+            self.conversation = None
 
     def _ids(self, text: str, messages: list[dict[str, str]]) -> list[int]:
         if self.raw:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from headcount.errors import UsageError
 from headcount.transformer.generation.reply import Asked
 from headcount.transformer.generation.sampling import choose
 
@@ -34,7 +35,7 @@ def generate_uncached(network: Any, prompt: Sequence[int], asked: Asked, *, numb
 class ProjectionCount:
     """Counts, by hooks on the projections that ran, for how many tokens each layer projected keys and values.
 
-    A context manager; ``per_layer`` is the count of the first layer that has such a projection, and all must agree.
+    A context manager; ``per_layer`` is what every layer counted, and all must agree.
     """
 
     def __init__(self, network: Any) -> None:
@@ -58,8 +59,11 @@ class ProjectionCount:
 
     @property
     def per_layer(self) -> int:
-        """Tokens projected in each layer."""
-        return max(self.counts.values(), default=0)
+        """Tokens projected in each layer; UsageError when layers differ (or none ran)."""
+        found = {self.counts.get(name, 0) for name in self._projections}
+        if len(found) != 1:
+            raise UsageError(f"layers projected different counts of tokens: {sorted(found)}")
+        return found.pop()
 
     def _counter(self, name: str) -> Any:
         def count(_: Any, inputs: tuple[torch.Tensor, ...], __: Any) -> None:

