@@ -92,6 +92,10 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise missing_extra("run", error) from None
     asked = _asked(args)
+    if (args.no_cache or args.count) and args.weights == "int8":
+        raise UsageError(
+            "--count and --no-cache run in PyTorch, int8 weights in the compiled step alone: give bf16 or fp32"
+        )
     if (args.no_cache or args.count) and len(args.prompts) != 1:
         raise UsageError(f"--count and --no-cache take one PROMPT; given {len(args.prompts)}")
     if args.json and not args.prompts:

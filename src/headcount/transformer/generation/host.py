@@ -11,6 +11,7 @@ refused one changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +19,7 @@ import torch
 
 from headcount.errors import UsageError
 from headcount.spec.kv_format import kv_format
+from headcount.transformer.decode.crew import alone
 from headcount.transformer.generation.reply import CLOSED, Asked, Reply
 from headcount.transformer.generation.room import Room, kv_bytes, paged_room
 from headcount.transformer.kv_cache.call import Call
@@ -188,7 +190,9 @@ class Host:
             else:
                 logits, writing = self._pass(live, [row[: self.chunk] for row in waiting])
         self.written += len(writing)
-        out = [(reply, reply.take(row)) for reply, row in zip(writing, logits, strict=True)]
+        # Between two compiled steps PyTorch's threads would watch for work on the processors that the next one needs.
+        with torch.inference_mode(), alone() if self.program is not None else nullcontext():
+            out = [(reply, reply.take(row)) for reply, row in zip(writing, logits, strict=True)]
         self.replies = [reply for reply in self.replies if reply.ended is None]
         return out
 
