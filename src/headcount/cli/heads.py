@@ -69,6 +69,11 @@ def run(args: argparse.Namespace) -> int:
         raise missing_extra("heads", error) from None
     network, spec, tokenizer = _load(args.model)
     sample = read_sample(tokenizer, path=args.text, tokens=tokens)
+    most = max(len(sample.measured_T), len(sample.held_out_T)) + 1
+    if spec.max_positions and most > spec.max_positions:
+        raise UsageError(
+            f"{most:,} tokens in one run are past the {spec.max_positions:,} positions of the model: --tokens"
+        )
     if place is not None:
         return _map(args, network, tokenizer, sample, place)
     if sys.stderr.isatty():
@@ -115,12 +120,9 @@ def _load(model: str) -> tuple[Any, Any, Any]:
 
     from headcount.transformer.weights.model import load_model
     from headcount.transformer.weights.tokenizer import read_tokenizer
+    from headcount.transformer.weights.where import model_path
 
-    path = os.path.expanduser(model)
-    if not os.path.exists(path):
-        raise UsageError(
-            f"heads needs weights: a *.gguf file, or a directory with *.safetensors; there is no {model[:120]!r}"
-        )
+    path = model_path(model)
     tokenizer = read_tokenizer(path)
     loaded = load_model(path, dtype=torch.float32)
     return loaded.network, loaded.spec, tokenizer

@@ -5,6 +5,7 @@ Data goes to stdout, talk to stderr. Only the module of the command that was typ
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -64,6 +65,25 @@ def dispatch(argv: list[str]) -> int:
     return code
 
 
+def _unwritten(error: OSError) -> int:
+    """A full disk is the caller's to mend; any other error of the system is a defect of ours."""
+    if error.errno not in (errno.ENOSPC, errno.EIO):
+        return _defect(error)
+    sys.stderr.write(f"headcount: the answer could not be written: {error.strerror}\n")
+    # What is still buffered would fail again when the interpreter flushes it.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 2
+
+
+def _defect(error: Exception) -> int:
+    """A defect of ours, not of the question: still one line, and never exit 0."""
+    if os.environ.get("HEADCOUNT_DEBUG"):
+        raise error
+    kind = type(error).__name__
+    sys.stderr.write(f"headcount: internal error, {kind}: {error}; HEADCOUNT_DEBUG=1 shows where\n")
+    return 70
+
+
 def run() -> None:
     """Entry point: exit 0, or 2 with one line on stderr; a closed pipe is not an error."""
     try:
@@ -80,11 +100,8 @@ def run() -> None:
         code = 0
     except KeyboardInterrupt:
         code = 130
+    except OSError as error:
+        code = _unwritten(error)
     except Exception as error:
-        # A defect of ours, not of the question: still one line, and never exit 0.
-        if os.environ.get("HEADCOUNT_DEBUG"):
-            raise
-        kind = type(error).__name__
-        sys.stderr.write(f"headcount: internal error, {kind}: {error}; HEADCOUNT_DEBUG=1 shows where\n")
-        code = 70
+        code = _defect(error)
     sys.exit(code)

@@ -39,7 +39,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """Join ``--params -7e9`` to ``--params=-7e9``: a negative number is a value to be refused, not an option."""
         given = sys.argv[1:] if args is None else args
-        for word in given:
+        options = given[: given.index("--")] if "--" in given else given
+        for word in options:
             if word.startswith("--") and word.endswith(("=", "=--")):
                 raise UsageError(f"option {word.partition('=')[0]} has no value ({self.prog} --help)")
             if not word:
@@ -47,13 +48,18 @@ class Parser(argparse.ArgumentParser):
                     f"an argument is empty, such as an unset shell variable gives ({self.prog} --help)"
                 )
         joined: list[str] = []
-        for word in given:
+        for place, word in enumerate(given):
             number = len(word) > 1 and word[0] == "-" and (word[1].isdigit() or word[1] == ".")
-            if number and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            valued = place < len(options) and joined and self._takes_value(joined[-1])
+            if number and valued and "=" not in joined[-1]:
                 joined[-1] += "=" + word
             else:
                 joined.append(word)
         return super().parse_known_args(joined, namespace)
+
+    def _takes_value(self, word: str) -> bool:
+        action = self._option_string_actions.get(word)
+        return action is not None and action.nargs != 0
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError; ``unrecognized arguments`` gains the nearest option."""

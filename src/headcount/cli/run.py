@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 
 from headcount.cli.options import Parser, missing_extra
 from headcount.cli.output import emit_json
-from headcount.errors import CacheFullError, UsageError
+from headcount.errors import CacheFullError, HeadcountError, UsageError
 from headcount.units import human_bytes, parse_bytes, parse_count, parse_fraction
 
 TYPE_CHECKING = False
@@ -63,7 +64,9 @@ def make_parser() -> Parser:
         ("--chunk", "N", "512", "most prompt tokens read in one pass (512)"),
     ):
         parser.add_argument(option, metavar=metavar, default=default, help=words)
-    parser.add_argument("--seed", metavar="N", help="make sampling reproducible")
+    parser.add_argument(
+        "--seed", metavar="N", help="make sampling reproducible (each PROMPT of a call draws its own)"
+    )
     parser.add_argument(
         "--stop", metavar="TEXT", action="append", default=[], help="end a reply before TEXT; may be repeated"
     )
@@ -98,8 +101,12 @@ def run(args: argparse.Namespace) -> int:
         )
     if (args.no_cache or args.count) and len(args.prompts) != 1:
         raise UsageError(f"--count and --no-cache take one PROMPT; given {len(args.prompts)}")
-    if args.json and not args.prompts:
-        raise UsageError("--json needs a PROMPT")
+    if not args.prompts and (args.json or sys.stdin is None):
+        raise UsageError("--json needs a PROMPT" if args.json else "a chat needs an input; give a PROMPT")
+    for stream in (sys.stdin, sys.stdout):
+        # A terminal of another encoding shows what it can; a line that is no UTF-8 is refused, not the chat.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "backslashreplace")
     host, tokenizer, notes = load_host(
         Choices(
             model=args.model,
@@ -116,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     )
     asked = asked.replace(stop_tokens=frozenset(tokenizer.stops))
     for note in notes:
-        sys.stderr.write(f"note: {note}\n")
+        _say(f"note: {note}")
     if args.no_cache or args.count:
         return _counted(args, host, tokenizer, asked)
     if args.prompts:
@@ -152,26 +159,28 @@ def _answer(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: A
         talk = Talk(host, tokenizer, system=args.system, raw=args.raw)
         try:
             talks.append((prompt, talk.say(prompt, asked, number=number)))
-        except CacheFullError as error:
+        except HeadcountError as error:
+            if len(args.prompts) == 1 and not isinstance(error, CacheFullError):
+                raise
             talks.append((prompt, str(error)))
-            sys.stderr.write(f"headcount: prompt {number + 1} refused: {error}\n")
+            _say(f"headcount: prompt {number + 1} refused: {error}")
     alone = len(talks) == 1 and not args.json
     clock, first = time.perf_counter(), None
     with StatusLine(sys.stderr if sys.stdout.isatty() else _nowhere()) as line:
         for _, piece in host.stream():
             first = first or time.perf_counter()
             if alone:
-                sys.stdout.write(piece)
+                sys.stdout.write(_shown(piece))
                 sys.stdout.flush()
             line.show(_status(host, time.perf_counter() - clock))
     seconds = time.perf_counter() - clock
     if args.json:
         emit_json(_document(args, host, talks, seconds, (first or clock) - begun))
     else:
-        _write_replies(talks, alone)
-        sys.stderr.write(
-            f"{_status(host, seconds)}; first token {(first or clock) - begun:.1f} s after the start\n"
-        )
+        if first is not None or not alone:
+            _write_replies(talks, alone)
+        if first is not None:
+            _say(f"{_status(host, seconds)}; first token {first - begun:.1f} s after the start")
     return 1 if any(isinstance(found, str) for _, found in talks) else 0
 
 
@@ -181,8 +190,21 @@ def _write_replies(talks: list[tuple[str, Reply | str]], alone: bool) -> None:
         return
     for number, (prompt, found) in enumerate(talks, 1):
         head = " ".join(prompt.split())
-        sys.stdout.write(f"--- {number}: {head if len(head) <= 60 else head[:57] + '...'}\n")
-        sys.stdout.write((found if isinstance(found, str) else found.text.strip()) + "\n\n")
+        sys.stdout.write(_shown(f"--- {number}: {head if len(head) <= 60 else head[:57] + '...'}\n"))
+        sys.stdout.write(_shown((found if isinstance(found, str) else found.text.strip()) + "\n\n"))
+
+
+def _shown(text: str) -> str:
+    """What a terminal may be given: weights are a stranger's, and could write its control sequences."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(ch if ch.isprintable() or ch in "\n\t" else "\N{REPLACEMENT CHARACTER}" for ch in text)
+
+
+def _say(line: str) -> None:
+    """One line of talk, where there is somebody to read it."""
+    if sys.stderr is not None:
+        sys.stderr.write(line + "\n")
 
 
 def _status(host: Host, seconds: float) -> str:
@@ -282,17 +304,18 @@ def _chat(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: Ask
             clock = time.perf_counter()
             try:
                 reply = talk.say(text, asked)
-            except CacheFullError as error:
-                sys.stderr.write(f"headcount: {error}; /new forgets this conversation\n")
+            except HeadcountError as error:
+                full = "; /new forgets this conversation" if isinstance(error, CacheFullError) else ""
+                _say(f"headcount: {error}{full}")
                 continue
             for _, piece in host.stream():
-                sys.stdout.write(piece)
+                sys.stdout.write(_shown(piece))
                 sys.stdout.flush()
                 line.show(_status(host, seconds + time.perf_counter() - clock))
             talk.heard(reply)
             seconds += time.perf_counter() - clock
             sys.stdout.write("\n")
-    sys.stderr.write(_status(host, seconds) + "\n")
+    _say(_status(host, seconds))
     return 0
 
 
@@ -307,6 +330,4 @@ def _read_line() -> str | None:
 
 def _nowhere() -> TextIO:
     """A stream that is no terminal: the status line stays off."""
-    import io
-
     return io.StringIO()

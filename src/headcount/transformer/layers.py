@@ -123,6 +123,8 @@ class NormShape(Record):
     def _check(self) -> None:
         if self.kind not in NORMS:
             raise UnknownNameError(what="norm", given=self.kind, allowed=NORMS)
+        if not 0 <= self.eps < 1:
+            raise UsageError(f"{self.kind}: eps must lie between 0 and 1; given {self.eps:g}")
 
     def make(self, width: int) -> Module:
         """A norm over the last ``width`` numbers."""

@@ -107,6 +107,8 @@ def prove(
         raise UsageError(f"--weights {weights}: the proof runs in {' or '.join(_DTYPES)}")
     if not spec.parameters_known:
         raise UsageError("an inline description without ffn and vocab names no network that could be built")
+    if spec.max_positions and tokens > spec.max_positions:
+        raise UsageError(f"--tokens {tokens:,} is past the {spec.max_positions:,} positions of {spec.name}")
     bytes_each = 4 if weights == "fp32" else 2
     small = reduce(
         spec, most_bytes=most_bytes or _affordable(), bytes_per_parameter=bytes_each, tokens=tokens

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Identity, Module
 
-from headcount.errors import UnsupportedModelError
+from headcount.errors import OperandError, UnsupportedModelError
 from headcount.transformer.attention.masks import Causal, Chunked, SlidingWindow
 from headcount.transformer.decode import instructions as at
 from headcount.transformer.decode.panels import Arena, pack, packed_bytes
@@ -354,6 +354,9 @@ def _told(c: Composer, mixer: SelfAttention, rotaries: list[str]) -> dict[int, V
         which = rotaries.index(mixer.turn)
         layout = at.HALF if mixer.shape.rotary_layout == "half" else at.INTERLEAVED
         width = 2 * (dict(c.network.shape.rotaries)[mixer.turn].width // 2)
+        # The kernel writes where it is told: columns past the head's end would be another's memory.
+        if not 0 < width <= mixer.shape.H:
+            raise OperandError(f"decode program: {width} columns turn, a head has {mixer.shape.H}")
         found |= {at.TURN: which, at.TURN_WIDTH: width, at.TURN_LAYOUT: layout}
     if type(mixer.told) is Alibi:
         found[at.SLOPES] = c.numbers(mixer.told.slopes_N)

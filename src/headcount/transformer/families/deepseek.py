@@ -129,7 +129,10 @@ def score_scale(settings: Settings, head_width: int) -> float:
     scale = 1 / math.sqrt(head_width)
     inner = Settings(settings.spec)
     inner.config = settings.value("rope_parameters") or settings.value("rope_scaling") or {}
-    multiplier, factor = inner.number("mscale_all_dim", default=0.0), inner.number("factor", default=1.0)
+    multiplier, factor = (
+        inner.number("mscale_all_dim", default=0.0),
+        inner.number("factor", default=1.0, above=0.0),
+    )
     if inner.text("rope_type", "type", default="default") == "default" or not multiplier or factor <= 1:
         return scale
     sharper = 0.1 * multiplier * math.log(factor) + 1.0
@@ -145,7 +148,9 @@ def _second(settings: Settings) -> dict[str, Any]:
     return {
         "renormalize": False,
         "scale": settings.number("routed_scaling_factor", default=1.0),
-        "groups": Groups(settings.integer("n_group"), settings.integer("topk_group"), 1) if grouped else None,
+        "groups": Groups(settings.integer("n_group", least=1), settings.integer("topk_group", least=1), 1)
+        if grouped
+        else None,
         "wide": True,
     }
 
@@ -158,7 +163,10 @@ def _third(settings: Settings) -> dict[str, Any]:
         "scoring": "sigmoid",
         "renormalize": settings.flag("norm_topk_prob", default=True),
         "scale": settings.number("routed_scaling_factor", default=2.5),
-        "groups": Groups(settings.integer("n_group", default=8), settings.integer("topk_group", default=4)),
+        "groups": Groups(
+            settings.integer("n_group", default=8, least=1),
+            settings.integer("topk_group", default=4, least=1),
+        ),
         "correction": True,
         "wide": True,
     }

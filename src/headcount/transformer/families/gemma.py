@@ -78,7 +78,7 @@ def _gemma2(settings: Settings, style: Style) -> Style:
     """Norms around the sub-layers, capped scores."""
     return style.replace(
         placement="sandwich",
-        scale=settings.number("query_pre_attn_scalar", default=256.0) ** -0.5,
+        scale=settings.number("query_pre_attn_scalar", default=256.0, above=0.0) ** -0.5,
         soft_cap=_cap(settings, "attn_logit_softcapping", 50.0),
     )
 
@@ -90,7 +90,7 @@ def _gemma3(settings: Settings, style: Style) -> Style:
     slides = [isinstance(layer.mixers[0], SlidingWindow) for layer in settings.spec.layers]
     return style.replace(
         placement="sandwich",
-        scale=settings.number("query_pre_attn_scalar", default=256.0) ** -0.5,
+        scale=settings.number("query_pre_attn_scalar", default=256.0, above=0.0) ** -0.5,
         qk_norm="head",
         rotaries=(("full", _far_rotary(settings)), ("sliding", _near_rotary(settings))),
         turn=lambda i: "sliding" if slides[i] else "full",

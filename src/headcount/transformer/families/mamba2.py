@@ -218,15 +218,15 @@ def read_mamba(settings: Settings, mixer: StateSpace, *, activation: str, eps: f
     if mixer.family != "mamba2":
         raise UnsupportedModelError(f"the transformer does not run {mixer.family} layers")
     width = settings.spec.hidden_size
-    heads = settings.integer("mamba_n_heads", default=128)
+    heads = settings.integer("mamba_n_heads", default=128, least=1)
     low, high = _limit(settings)
     return MambaShape(
         width=width,
         heads=heads,
         head_width=settings.integer("mamba_expand", default=2) * width // heads,
-        groups=settings.integer("mamba_n_groups", default=1),
+        groups=settings.integer("mamba_n_groups", default=1, least=1),
         state=settings.integer("mamba_d_state", default=256),
-        taps=settings.integer("mamba_d_conv", default=4),
+        taps=settings.integer("mamba_d_conv", default=4, least=2),
         activation=activation,
         bias=settings.flag("mamba_proj_bias"),
         conv_bias=settings.flag("mamba_conv_bias", default=True),

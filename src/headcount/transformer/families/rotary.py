@@ -70,8 +70,14 @@ def read_rotary(
         stated = scaling
     inner = Settings(settings.spec)
     inner.config = {**settings.config, **{key: value for key, value in stated.items() if value is not None}}
-    width = int(head_width * inner.number("partial_rotary_factor", "rotary_pct", default=share))
-    numbers: dict[str, Any] = {"base": inner.number("rope_theta", "rotary_emb_base", default=base)}
+    # A share above 1 would turn columns that no head has: past the end of every query and key.
+    part = inner.number("partial_rotary_factor", "rotary_pct", default=share, above=0.0, most=1.0)
+    width = int(head_width * part)
+    if width < 2 or width % 2:
+        raise ModelFileError(
+            f"config: {part:g} of a head width of {head_width} turns {width} columns; pairs are turned"
+        )
+    numbers: dict[str, Any] = {"base": inner.number("rope_theta", "rotary_emb_base", default=base, above=1.0)}
     rule = str(stated.get("rope_type") or stated.get("type") or "default")
     rule = {"su": "longrope"}.get(rule, rule)
     if rule not in RULES:
@@ -87,18 +93,24 @@ def _stretching(rule: str, settings: Settings) -> dict[str, Any]:
         "max_position_embeddings",
         default=settings.spec.max_positions or 2048,
     )
+    if rule != "default" and trained < 2:
+        raise ModelFileError(
+            f"config key original_max_position_embeddings must be 2 or more; given {trained}"
+        )
+    factor = settings.number("factor", default=1.0, above=0.0)
     if rule == "default":
         return {}
     if rule == "linear":
-        return {"factor": settings.number("factor", default=1.0)}
+        return {"factor": factor}
     if rule == "dynamic":
         reach = settings.integer("max_position_embeddings", default=trained)
-        return {"factor": settings.number("factor", default=1.0), "trained_length": reach}
+        return {"factor": factor, "trained_length": reach}
     if rule == "llama3":
+        low = settings.number("low_freq_factor", default=1.0, above=0.0)
         return {
-            "factor": settings.number("factor", default=8.0),
-            "low_freq_factor": settings.number("low_freq_factor", default=1.0),
-            "high_freq_factor": settings.number("high_freq_factor", default=4.0),
+            "factor": settings.number("factor", default=8.0, above=0.0),
+            "low_freq_factor": low,
+            "high_freq_factor": settings.number("high_freq_factor", default=4.0, above=low),
             "trained_length": trained,
         }
     if rule == "yarn":
@@ -109,17 +121,18 @@ def _stretching(rule: str, settings: Settings) -> dict[str, Any]:
 
 
 def _yarn(settings: Settings, trained: int) -> dict[str, Any]:
-    factor = settings.number("factor", default=1.0)
-    attention = settings.value("attention_factor")
-    multiplier, all_dims = settings.value("mscale"), settings.value("mscale_all_dim")
+    factor = settings.number("factor", default=1.0, above=0.0)
+    attention = settings.optional_number("attention_factor", above=0.0)
+    multiplier, all_dims = settings.optional_number("mscale"), settings.optional_number("mscale_all_dim")
+    slow = settings.number("beta_slow", default=1.0, above=0.0)
     if attention is None:
         attention = yarn_attention_factor(factor, multiplier, all_dims)
     return {
         "factor": factor,
         "trained_length": trained,
-        "turns": (settings.number("beta_fast", default=32.0), settings.number("beta_slow", default=1.0)),
+        "turns": (settings.number("beta_fast", default=32.0, above=0.0), slow),
         "truncate": settings.flag("truncate", default=True),
-        "attention_factor": float(attention),
+        "attention_factor": attention,
     }
 
 
@@ -127,12 +140,14 @@ def _longrope(settings: Settings, trained: int) -> dict[str, Any]:
     short, long = settings.numbers("short_factor"), settings.numbers("long_factor")
     if short is None or long is None:
         raise ModelFileError("config: longrope needs short_factor and long_factor")
+    if min(*short, *long) <= 0:
+        raise ModelFileError("config: the factors of longrope must be above 0")
     reach = settings.integer("max_position_embeddings", default=trained)
-    factor = settings.number("factor", default=reach / trained)
-    attention = settings.value("attention_factor")
+    factor = settings.number("factor", default=reach / trained, above=0.0)
+    attention = settings.optional_number("attention_factor", above=0.0)
     return {
         "factors": (tuple(short), tuple(long)),
         "factor": factor,
         "trained_length": trained,
-        "attention_factor": None if attention is None else float(attention),
+        "attention_factor": attention,
     }

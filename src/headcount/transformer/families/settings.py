@@ -29,24 +29,38 @@ class Settings:
                 return found
         return None
 
-    def number(self, *names: str, default: float) -> float:
-        """A finite number."""
+    def number(
+        self, *names: str, default: float, above: float = -1e30, least: float = -1e30, most: float = 1e30
+    ) -> float:
+        """A number above ``above``, from ``least`` to ``most``; the error says which values make sense."""
         found = self.value(*names)
         if found is None:
             return default
-        if isinstance(found, bool) or not isinstance(found, int | float) or not abs(found) < 1e30:
-            raise self._wrong(names, found, "a number")
+        known = isinstance(found, int | float) and not isinstance(found, bool)
+        if not known or not (above < found and least <= found <= most):
+            bounds = [
+                f"above {above:g}" if above > -1e30 else "",
+                f"at least {least:g}" if least > -1e30 else "",
+                f"at most {most:g}" if most < 1e30 else "",
+            ]
+            raise self._wrong(
+                names, found, " ".join(["a number", " and ".join(filter(None, bounds))]).strip()
+            )
         return float(found)
 
-    def integer(self, *names: str, default: int | None = None) -> int:
-        """A whole number of 0 or more; ModelFileError when there is neither a value nor a default."""
+    def optional_number(self, *names: str, above: float = -1e30) -> float | None:
+        """The same; None when unstated."""
+        return None if self.value(*names) is None else self.number(*names, default=0.0, above=above)
+
+    def integer(self, *names: str, default: int | None = None, least: int = 0) -> int:
+        """A whole number of ``least`` or more; ModelFileError when there is neither a value nor a default."""
         found = self.value(*names)
         if found is None:
             if default is None:
                 raise ModelFileError(f"config of type {self.spec.family!r} lacks {' or '.join(names)}")
             return default
-        if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 2**40:
-            raise self._wrong(names, found, "a whole number of 0 or more")
+        if isinstance(found, bool) or not isinstance(found, int) or not least <= found < 2**40:
+            raise self._wrong(names, found, f"a whole number of {least} or more")
         return found
 
     def flag(self, *names: str, default: bool = False) -> bool:

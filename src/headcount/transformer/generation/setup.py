@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from headcount.errors import ModelFileError, UnknownNameError, UnsupportedModelError, UsageError
 from headcount.record import Record
 from headcount.spec.kv_format import kv_format
+from headcount.transformer.attention.compiled import follows
 from headcount.transformer.decode.program import compile_program
 from headcount.transformer.decode.tiles import FORMATS
+from headcount.transformer.families.latent_attention import LatentSelfAttention
+from headcount.transformer.families.self_attention import SelfAttention
 from headcount.transformer.generation.host import DecodeProgram, Host
 from headcount.transformer.weights.model import load_model
 from headcount.transformer.weights.tokenizer import Tokenizer, read_tokenizer
@@ -72,6 +76,8 @@ def load_host(choices: Choices) -> tuple[Host, Tokenizer, list[str]]:
         ]
     elif choices.compiled and device.type == "cpu":
         program, notes = _compiled(model.network, weights)
+    if choices.compiled and device.type == "cpu":
+        _compile_prompts(model.network)
     host = Host(
         model, tokenizer=tokenizer, kv=kv, budget=choices.budget_bytes, chunk=choices.chunk, program=program
     )
@@ -82,7 +88,7 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
         reason = str(error).splitlines()[0][:120]
         raise UsageError(f"device {name[:40]!r} cannot be used here: {reason}") from None
     if device.type == "meta":
@@ -100,3 +106,19 @@ def _compiled(network: Any, weights: str) -> tuple[DecodeProgram | None, list[st
         if weights == "int8":
             raise UnsupportedModelError(f"--weights int8 needs the compiled step: {error}") from None
         return None, [f"decode steps are not compiled: {error}"]
+
+
+def _compile_prompts(network: Any) -> None:
+    """Let prompts run the compiled attention kernel, when every attention of the network can; else none does."""
+    if all(_prompts_run_compiled(module) for module in network.modules() if hasattr(module, "kernel")):
+        network.use_kernel("compiled")
+
+
+def _prompts_run_compiled(module: Module) -> bool:
+    if type(module) is LatentSelfAttention:
+        shape = module.shape
+        expanded = follows(None, shape.plain_width + shape.rotary_width, shape.value_width)
+        return expanded and follows(None, shape.latent + shape.rotary_width, shape.latent)
+    if type(module) is SelfAttention:
+        return module.told is None and follows(module.mask, module.shape.H, module.shape.W)
+    return False

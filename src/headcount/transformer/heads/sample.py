@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from headcount.errors import UsageError
+from headcount.errors import ModelFileError, UsageError
+from headcount.spec.checkpoint import file_size, read_start
 
 ORDINARY = os.path.join(os.path.dirname(__file__), "ordinary.txt")
 LEAST_TOKENS = 64
@@ -59,10 +60,11 @@ def read_sample(tokenizer: Any, *, path: str | None = None, tokens: int = 512) -
 
 def _read(path: str) -> str:
     try:
-        if os.path.getsize(path) > _LARGEST_FILE:
+        # Of a regular file alone: a pipe or a device has no end.
+        if file_size(path) > _LARGEST_FILE:
             raise UsageError(f"--text {path[:120]!r} is larger than 8 MiB")
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise UsageError(f"--text {path[:120]!r} cannot be read: {reason}") from None
+        return read_start(path, _LARGEST_FILE).decode("utf-8")
+    except ModelFileError as error:
+        raise UsageError(f"--text: {error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--text {path[:120]!r} cannot be read: not UTF-8 text") from None
