@@ -334,3 +334,53 @@ def test_smollm2() -> None:
     n, first = counts[0]["prompt_tokens"] + len(counts[0]["tokens"]) - 1, counts[0]["prompt_tokens"]
     assert counts[0]["projections_per_layer"] == n
     assert counts[1]["projections_per_layer"] == n * (n + 1) // 2 - first * (first - 1) // 2
+
+
+@pytest.mark.transformer
+def test_prompts_that_look_like_options(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """After an option without a value, and behind ``--``, a prompt may begin with a minus or end with an equals sign."""
+    assert answer(small, "--max-tokens", "2", "--json", "--raw", "-5 apples") == 0
+    assert json.loads(capsys.readouterr().out)["replies"][0]["prompt"] == "-5 apples"
+    assert answer(small, "--max-tokens", "2", "--json", "--raw", "--", "--a=") == 0
+    assert json.loads(capsys.readouterr().out)["replies"][0]["prompt"] == "--a="
+
+
+@pytest.mark.transformer
+def test_a_prompt_that_cannot_be_read_leaves_the_others(
+    small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert answer(small, "Hi", "\udcff", "--raw", "--max-tokens", "2", "--json") == 1
+    written = capsys.readouterr()
+    first, second = json.loads(written.out)["replies"]
+    assert len(first["tokens"]) == 2 and "not valid Unicode" in second["refused"]
+    assert written.err.startswith("headcount: prompt 2 refused")
+
+
+@pytest.mark.transformer
+def test_a_chat_survives_a_line_it_cannot_read(small: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headcount", "run", small, "--raw", "--max-tokens", "2"],
+        capture_output=True,
+        input=b"Hi\n\xff\nHo\n",
+        timeout=300,
+        check=False,
+        env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"not valid Unicode" in done.stderr and b"4 tokens" in done.stderr
+
+
+def test_a_full_disk_is_one_line() -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full on this system")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "headcount", "gpus"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+            env={**os.environ, "PYTHONPATH": SOURCE},
+        )
+    assert done.returncode == 2 and "could not be written" in done.stderr and done.stderr.count("\n") == 1
