@@ -45,6 +45,7 @@ def serve_ours(model: str, weights: str, threads: int) -> None:
     from headcount.spec.reader import read_model
     from headcount.transformer.decode.program import compile_program
     from headcount.transformer.families.registry import build_network
+    from headcount.transformer.generation.setup import compile_prompts
     from headcount.transformer.kv_cache.call import Call
     from headcount.transformer.kv_cache.conversation import Conversation
 
@@ -54,6 +55,8 @@ def serve_ours(model: str, weights: str, threads: int) -> None:
     start = time.perf_counter()
     program = compile_program(network, weights=weights, threads=threads)
     print(f"# headcount {weights}: compiled in {time.perf_counter() - start:.2f} s", file=sys.stderr)
+
+    compile_prompts(network)
 
     def read_prompt(tokens: int) -> float:
         talk = Conversation(spec, format="bf16", dtype=torch.bfloat16)

@@ -167,7 +167,7 @@ def test_one_prompt(small: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.out.endswith("\n") and len(shown.out) > 1
     # <user turn and the template's words> + 8, of which the last is never read.
     tokens = len("[user]Name a river.\n[assistant]") + 7
-    assert "8 tokens, " in shown.err and f"(fp32) of {tokens} tokens in 1 conversation; " in shown.err
+    assert "8 written, " in shown.err and f"(fp32), {tokens} tokens in 1 conversation\n" in shown.err
     assert "first token" in shown.err
 
 
@@ -289,7 +289,7 @@ def test_chat(small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     first = json.loads(capsys.readouterr().out)["replies"][0]["text"]
     assert shown.out.startswith(first + "\n") and shown.out.endswith(first + "\n")
     assert shown.out != 3 * (first + "\n")
-    assert "18 tokens" in shown.err and "in 1 conversation" in shown.err
+    assert "18 written" in shown.err and "in 1 conversation" in shown.err
     # The end of input ends the chat as well.
     assert chat("Name a river.", monkeypatch, capsys, *command).out == first + "\n"
     assert chat("", monkeypatch, capsys, *command).out == ""
@@ -367,7 +367,7 @@ def test_a_chat_survives_a_line_it_cannot_read(small: str) -> None:
         env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
-    assert b"not valid Unicode" in done.stderr and b"4 tokens" in done.stderr
+    assert b"not valid Unicode" in done.stderr and b"4 written" in done.stderr
 
 
 def test_a_full_disk_is_one_line() -> None:

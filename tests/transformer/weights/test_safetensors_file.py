@@ -132,6 +132,22 @@ def test_links_out_of_the_directory_are_not_followed(tmp_path: Path) -> None:
     refused(model, "link out of the model's directory")
 
 
+def test_links_out_are_refused_before_a_header_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, outside = tmp_path / "model", tmp_path / "outside"
+    model.mkdir(), outside.mkdir()
+    (outside / "x.safetensors").write_bytes(b"no header: reading it would be another error")
+    monkeypatch.setattr("headcount.transformer.weights.safetensors_file.read_safetensors", None)
+    os.symlink(outside / "x.safetensors", model / "model.safetensors")
+    refused(model, "link out of the model's directory")
+    (model / "model.safetensors").unlink()
+    os.symlink(outside, model / "sub")
+    index(model, {"a": "sub/x.safetensors"})
+    refused(model, "link out of the model's directory")
+    refused(model / "model.safetensors.index.json", "link out of the model's directory")
+
+
 def test_the_caches_links_into_its_own_blobs_are_followed(tmp_path: Path) -> None:
     repository = tmp_path / "models--org--name"
     snapshot = repository / "snapshots" / "abc"

@@ -145,6 +145,81 @@ def test_what_is_not_read_is_named(tmp_path: Path) -> None:
         read_tokenizer(str(tmp_path / "absent.json"))
 
 
+def changed_file(folder: Path, tmp_path: Path, **sections: Any) -> Path:
+    """The small tokenizer with sections of its ``tokenizer.json`` replaced."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**document, **sections}))
+    return tmp_path
+
+
+def replaced(content: str, **pattern: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+EXPANDING: dict[str, tuple[dict[str, Any], str]] = {
+    "thousands": ({"normalizer": {"type": "Sequence", "normalizers": [replaced("e" * 1000, String="e")] * 4}}, "64 are read"),
+    "product": ({"normalizer": {"type": "Sequence", "normalizers": [replaced("e" * 60, String="e")] * 4}}, "letters of one"),
+    "between": ({"normalizer": {"type": "Sequence", "normalizers": [replaced("e", Regex="")] * 13}}, "letters of one"),
+    "nested": ({"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Sequence", "normalizers": [replaced("e" * 60, String="e")] * 2}] * 2}}, "letters of one"),
+    "decoder": ({"decoder": {"type": "Sequence", "decoders": [replaced("x" * 60, Regex=".")] * 4}}, "letters of one"),
+    "bytes": ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 20}}, "letters of one"),
+    "prepend": ({"normalizer": {"type": "Prepend", "prepend": "x" * 20_000_000}}, "20,000,000 letters"),
+    "steps": ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}] * 99}}, "more than 64 steps"),
+    "many steps": ({"normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Sequence", "normalizers": [{"type": "Lowercase"}] * 9}] * 9}}, "more than 64 steps"),
+    "pieces": ({"post_processor": {"type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}] * 300_000,
+        "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}}}, "300,000 entries"),
+    "token": ({"added_tokens": [{"id": 0, "content": "<s>" * 9999}]}, "token of 29,997 letters"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EXPANDING)
+def test_what_would_grow_is_refused_before_it_is_built(folder: Path, tmp_path: Path, case: str) -> None:
+    sections, words = EXPANDING[case]
+    with pytest.raises(ModelFileError, match=words):
+        read_tokenizer(str(changed_file(folder, tmp_path, **sections)))
+
+
+def test_a_setting_given_twice_is_refused(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "tokenizer.json").read_text().rstrip()
+    (tmp_path / "tokenizer.json").write_text(text[:-1] + ', "normalizer": null}')
+    with pytest.raises(ModelFileError, match="given twice"):
+        read_tokenizer(str(tmp_path))
+
+
+def test_what_the_library_says_while_it_encodes_is_one_error(folder: Path, tmp_path: Path) -> None:
+    """A regular expression that gives up is a panic (no ``Exception``), a word without a token an ``Exception``."""
+    split = {
+        "type": "Split", "pattern": {"Regex": "(l+)+(l+)+(l+)+z"}, "behavior": "Isolated", "invert": False,
+    }  # fmt: skip
+    slow = read_tokenizer(str(changed_file(folder, tmp_path, pre_tokenizer=split)))
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json.*retry-limit"):
+        slow.encode("l" * 40)
+    words = {"type": "WordLevel", "vocab": {"<s>": 0, "</s>": 1}, "unk_token": "absent"}
+    poor = read_tokenizer(str(changed_file(folder, tmp_path, model=words, added_tokens=[])))
+    with pytest.raises(ModelFileError, match=r"tokenizer\.json.*UNK"):
+        poor.encode("Hello")
+
+
+def test_the_largest_id_is_told(folder: Path, tmp_path: Path, small: Tokenizer) -> None:
+    assert small.largest_id == small.vocab_size - 1
+    words = {"type": "WordLevel", "vocab": {"a": 0, "b": 4_000_000_000}, "unk_token": "a"}
+    (tmp_path / "x").mkdir()
+    found = read_tokenizer(str(changed_file(folder, tmp_path / "x", model=words, added_tokens=[])))
+    assert (found.vocab_size, found.largest_id) == (2, 4_000_000_000)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "model.safetensors.index.json", "model-00001-of-00002.safetensors"]
+)
+def test_a_weight_file_is_read_with_the_tokenizer_beside_it(
+    folder: Path, small: Tokenizer, name: str
+) -> None:
+    assert read_tokenizer(str(folder / name)).encode("Hello") == small.encode("Hello")
+
+
 def vocabulary_file(path: Path, **changed: Any) -> GgufSource:
     """A GGUF file that holds the vocabulary of a trained tokenizer."""
     np = pytest.importorskip("numpy")

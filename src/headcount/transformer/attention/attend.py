@@ -5,8 +5,9 @@ composed   the same as separate operations, one node each on a tape          (co
 tiled      online softmax by tiles, O(n) memory, hand-derived backward       (tiled.py)
 fused      PyTorch's own kernel, where it computes the same thing            (fused.py)
 rows       one query at a time against exactly the keys it may see           (row_by_row.py)
+compiled   prompts on the CPU without gradients, by numba                    (compiled.py)
 
-A bias per pair (ALiBi, T5's relative positions) is added to the scaled scores by all but the tiled kernel.
+A bias per pair (ALiBi, T5's relative positions) is added to the scaled scores by all but the tiled and compiled kernels.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from headcount.errors import OperandError, UnknownNameError
+from headcount.transformer.attention.compiled import compiled
 from headcount.transformer.attention.composed import composed
 from headcount.transformer.attention.fused import fused
 from headcount.transformer.attention.naive import NAIVE
@@ -30,6 +32,7 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
     "tiled": TILED,
     "fused": fused,
     "rows": row_by_row,
+    "compiled": compiled,
 }
 
 
@@ -52,7 +55,7 @@ def attend(
 
     Raises
     ------
-    OperandError: shapes, dtypes or devices that do not belong together, or a rule the fused kernel cannot follow.
+    OperandError: shapes, dtypes or devices that do not belong together, or what the fused or compiled kernel cannot follow.
     UnknownNameError: no such kernel.
     """
     if kernel not in KERNELS:

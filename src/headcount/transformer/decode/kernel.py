@@ -101,7 +101,7 @@ def _digest() -> str:
     return mixed.hexdigest()[:12]
 
 
-def _kept(compiler: Callable[..., Any], signature: Any, function: Any, **options: Any) -> Any:
+def kept(compiler: Callable[..., Any], signature: Any, function: Any, **options: Any) -> Any:
     """``function`` compiled, from the disk when it is there."""
     function = plain(function)
     base = function.__qualname__.split("-")[0]
@@ -118,13 +118,13 @@ def _kept(compiler: Callable[..., Any], signature: Any, function: Any, **options
 @functools.cache
 def kernel() -> Run:
     """The compiled loop."""
-    made: Run = _kept(numba.njit, types.int64(types.int64, types.int64, types.int64), run, nogil=True)
+    made: Run = kept(numba.njit, types.int64(types.int64, types.int64, types.int64), run, nogil=True)
     return made
 
 
 @functools.cache
 def _action(function: Any) -> Any:
-    return _kept(numba.cfunc, types.void(types.int64, types.int64, types.int64, types.int64), function)
+    return kept(numba.cfunc, types.void(types.int64, types.int64, types.int64, types.int64), function)
 
 
 def actions(form: int, operations: Iterable[int]) -> dict[int, int]:

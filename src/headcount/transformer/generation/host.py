@@ -20,7 +20,7 @@ import torch
 from headcount.errors import UsageError
 from headcount.spec.kv_format import kv_format
 from headcount.transformer.decode.crew import alone
-from headcount.transformer.generation.reply import CLOSED, Asked, Reply
+from headcount.transformer.generation.reply import CLOSED, STOPPED, Asked, Reply
 from headcount.transformer.generation.room import Room, kv_bytes, paged_room
 from headcount.transformer.kv_cache.call import Call
 from headcount.transformer.kv_cache.conversation import Conversation, make_pools
@@ -173,6 +173,12 @@ class Host:
             if reply.conversation is conversation:
                 reply.ended = CLOSED
         self.replies = [reply for reply in self.replies if reply.ended is None]
+
+    def stop(self, reply: Reply) -> None:
+        """End a reply where it is; its conversation stays open."""
+        if reply.ended is None:
+            reply.ended = STOPPED
+        self.replies = [other for other in self.replies if other is not reply]
 
     def step(self) -> list[tuple[Reply, str]]:
         """One pass; each live reply that wrote a token, with the text that may be shown."""

@@ -19,6 +19,7 @@ from headcount.transformer.kv_cache.conversation import Conversation
 from headcount.transformer.weights.tokenizer import Tokenizer
 
 STOP_TOKEN, STOP_STRING, LENGTH, CLOSED = "stop token", "stop string", "length", "closed"
+STOPPED = "stopped"
 
 
 class Asked(Record):

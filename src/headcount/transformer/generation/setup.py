@@ -12,7 +12,7 @@ from headcount.record import Record
 from headcount.spec.kv_format import kv_format
 from headcount.transformer.attention.compiled import follows
 from headcount.transformer.decode.program import compile_program
-from headcount.transformer.decode.tiles import FORMATS
+from headcount.transformer.decode.tiles import FORMATS, PAIRS
 from headcount.transformer.families.latent_attention import LatentSelfAttention
 from headcount.transformer.families.self_attention import SelfAttention
 from headcount.transformer.generation.host import DecodeProgram, Host
@@ -59,9 +59,10 @@ def load_host(choices: Choices) -> tuple[Host, Tokenizer, list[str]]:
     if model.spec.encoder is not None or not hasattr(model.network, "hidden"):
         raise UnsupportedModelError(f"{model.spec.family!r} is no decoder: there is nothing to continue")
     tokenizer = read_tokenizer(path)
-    if tokenizer.vocab_size > model.spec.vocab_size:
+    if max(tokenizer.vocab_size, tokenizer.largest_id + 1) > model.spec.vocab_size:
         raise ModelFileError(
-            f"the tokenizer knows {tokenizer.vocab_size:,} tokens, the model {model.spec.vocab_size:,}: not made for each other"
+            f"the tokenizer knows {tokenizer.vocab_size:,} tokens up to id {tokenizer.largest_id:,}, "
+            f"the model {model.spec.vocab_size:,}: not made for each other"
         )
     kv = ("fp32" if weights == "fp32" else "bf16") if choices.kv == "auto" else choices.kv
     program = None
@@ -76,8 +77,9 @@ def load_host(choices: Choices) -> tuple[Host, Tokenizer, list[str]]:
         ]
     elif choices.compiled and device.type == "cpu":
         program, notes = _compiled(model.network, weights)
-    if choices.compiled and device.type == "cpu":
-        _compile_prompts(model.network)
+    if choices.compiled and device.type == "cpu" and (PAIRS or weights == "fp32"):
+        # Without AVX512_BF16, pairs of bfloat16 are widened first, and PyTorch's kernel is the faster one for long prompts.
+        compile_prompts(model.network)
     host = Host(
         model, tokenizer=tokenizer, kv=kv, budget=choices.budget_bytes, chunk=choices.chunk, program=program
     )
@@ -108,7 +110,7 @@ def _compiled(network: Any, weights: str) -> tuple[DecodeProgram | None, list[st
         return None, [f"decode steps are not compiled: {error}"]
 
 
-def _compile_prompts(network: Any) -> None:
+def compile_prompts(network: Any) -> None:
     """Let prompts run the compiled attention kernel, when every attention of the network can; else none does."""
     if all(_prompts_run_compiled(module) for module in network.modules() if hasattr(module, "kernel")):
         network.use_kernel("compiled")

@@ -11,5 +11,7 @@ letters.py           the sizes the tables' letters stand for
 load.py              fill a network, tensor by tensor
 model.py             all of it: a path -> a network that runs
 tokenizer.py         text <-> ids, streaming; gguf_tokenizer.py rebuilds one from GGUF metadata
-chat.py              chat templates in a sandbox with a fuel gauge (sandbox.py)
+tokenizer_check.py   what a tokenizer.json could make of one letter, checked before it is built
+chat.py              chat templates in a sandbox with a fuel gauge (sandbox.py): what they spend (template_fuel.py), where
+                     (template_tree.py), and the most a filter or method can make (template_bounds.py)
 """

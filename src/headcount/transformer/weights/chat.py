@@ -16,11 +16,12 @@ from jinja2.exceptions import SecurityError
 
 from headcount.errors import ModelFileError, UsageError
 from headcount.spec.checkpoint import shown
-from headcount.transformer.weights.sandbox import FUEL, OutOfFuelError, RaisedByTemplateError, Sandbox
+from headcount.transformer.weights.sandbox import RaisedByTemplateError, Sandbox
+from headcount.transformer.weights.template_fuel import FUEL, OutOfFuelError
 from headcount.units import KIB, MIB, human_bytes
 
 # The longest published template has about 24 KiB.
-TEMPLATE_LIMIT = 256 * KIB
+TEMPLATE_LIMIT = 48 * KIB
 OUTPUT_LIMIT = 16 * MIB
 _DEPTH = 64
 
@@ -56,9 +57,12 @@ def render(
     sandbox.now = now
     # A conversation itself is paid for, so that a long one does not starve its template.
     sandbox.fuel = FUEL + 64 * _size(given)
-    pieces, length = [], 0
+    pieces, length, what = [], 0, "it is nested too deep"
     try:
-        for piece in sandbox.from_string(template).generate(given):
+        compiled = sandbox.from_string(template)
+        # Python's own parser says "no memory" of what is nested too deep for it; from here on the words mean themselves.
+        what = "it needs more memory than there is"
+        for piece in compiled.generate(given):
             length += len(piece)
             if length > OUTPUT_LIMIT:
                 raise OutOfFuelError(f"it writes more than {human_bytes(OUTPUT_LIMIT)}")
@@ -71,8 +75,10 @@ def render(
         raise ModelFileError(f"chat template: {error.message}") from None
     except SecurityError as error:
         raise ModelFileError(f"chat template reaches for what it must not: {shown(str(error))}") from None
-    except (RecursionError, MemoryError):
+    except RecursionError:
         raise ModelFileError("chat template: it is nested too deep") from None
+    except MemoryError:
+        raise ModelFileError(f"chat template: {what}") from None
     except Exception as error:
         # Whatever else goes wrong (a syntax error, a missing key, a division by zero) is the file's fault.
         raise ModelFileError(f"chat template fails: {type(error).__name__}: {shown(str(error))}") from None

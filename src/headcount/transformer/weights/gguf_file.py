@@ -28,7 +28,13 @@ from headcount.spec.gguf_values import (
     TextInfo,
     read_value,
 )
-from headcount.transformer.weights.source import TensorSource, check_inside, map_file, mapped_tensor
+from headcount.transformer.weights.source import (
+    TensorSource,
+    check_inside,
+    check_model_files,
+    map_file,
+    mapped_tensor,
+)
 from headcount.units import round_up
 
 PLAIN = {
@@ -69,6 +75,7 @@ class GgufSource(TensorSource):
     def __init__(self, path: str) -> None:
         """Read and check the header of every part, map every part. Raises ModelFileError."""
         self.path = path
+        check_model_files(path, ".gguf")
         checkpoint = read_gguf(path)
         check_inside(checkpoint.files, path)
         self._metadata = checkpoint.metadata

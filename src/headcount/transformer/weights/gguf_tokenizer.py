@@ -13,6 +13,7 @@ Sources: llama.cpp ``llama-vocab.cpp`` (word patterns, defaults; 2026-11); Kudo,
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -22,6 +23,7 @@ from headcount.errors import ModelFileError, UnsupportedModelError, nearest
 from headcount.spec.checkpoint import shown
 from headcount.transformer.weights.gguf_file import GgufSource
 from headcount.transformer.weights.tokenizer import NAMED, SpecialTokens, Tokenizer, build
+from headcount.transformer.weights.tokenizer_check import Growth
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 BLANK = "\u2581"
@@ -102,7 +104,9 @@ def gguf_tokenizer(source: GgufSource) -> Tokenizer:
     stops.update(control[name] for name in TURN_ENDS if name in control)
     add_bos, add_eos = _flag(source, "add_bos_token", begins), _flag(source, "add_eos_token", False)
     template = source.text("tokenizer.chat_template")
-    return Tokenizer(backend, SpecialTokens(names, frozenset(stops), template, add_bos, add_eos))
+    special = SpecialTokens(names, frozenset(stops), template, add_bos, add_eos)
+    growth = Growth(encoding=4, decoding=max(map(len, tokens)))
+    return Tokenizer(backend, special, name=os.path.basename(source.path), growth=growth)
 
 
 def _byte_level(source: GgufSource, tokens: list[str], types: list[int], pre: str) -> Backend:

@@ -7,15 +7,30 @@ offsets are running sums of sizes after the header.
 from __future__ import annotations
 
 import mmap
+import os
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headcount.errors import ModelFileError
-from headcount.spec.checkpoint import TensorInfo, shown
-from headcount.spec.safetensors_header import header_bytes, parse_header, read_safetensors
-from headcount.transformer.weights.source import TensorSource, check_inside, map_file, mapped_tensor
+from headcount.spec.checkpoint import TensorInfo, file_size, list_directory, read_start, shown
+from headcount.spec.safetensors_header import (
+    INDEX_SUFFIX,
+    SUFFIX,
+    header_bytes,
+    parse_header,
+    parse_index,
+    read_safetensors,
+)
+from headcount.transformer.weights.source import (
+    JSON_LIMIT,
+    TensorSource,
+    check_inside,
+    check_model_files,
+    map_file,
+    mapped_tensor,
+)
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -52,6 +67,9 @@ class SafetensorsSource(TensorSource):
     def __init__(self, path: str) -> None:
         """Read and check every header, map every file. Raises ModelFileError."""
         self.path = path
+        check_model_files(path, SUFFIX, INDEX_SUFFIX)
+        for index in _indexes(path):
+            _check_shards(index, path)
         checkpoint = read_safetensors(path)
         check_inside(checkpoint.files, path)
         self._metadata = checkpoint.metadata
@@ -98,3 +116,20 @@ class SafetensorsSource(TensorSource):
         if name not in self._places:
             raise ModelFileError(f"{shown(self.path, limit=200)} holds no tensor {shown(name)}")
         return self._places[name]
+
+
+def _indexes(path: str) -> list[str]:
+    """The indexes that a reader of ``path`` may open."""
+    if os.path.isdir(path):
+        return [os.path.join(path, name) for name in list_directory(path) if name.endswith(INDEX_SUFFIX)]
+    return [path] if path.endswith(INDEX_SUFFIX) else []
+
+
+def _check_shards(index: str, path: str) -> None:
+    """Refuse an index whose shards are links out of the directory, before any of them is opened."""
+    size = file_size(index)
+    if size > JSON_LIMIT:  # refused, with its size, by the header reader
+        return
+    weight_map, _ = parse_index(read_start(index, size), index)
+    folder = os.path.dirname(index)
+    check_inside([os.path.join(folder, shard) for shard in dict.fromkeys(weight_map.values())], path)

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from headcount.errors import ModelFileError
-from headcount.spec.checkpoint import file_size, list_directory, read_start, shown
+from headcount.spec.checkpoint import all_parts, file_size, list_directory, read_start, shown
 from headcount.units import MIB, human_bytes
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+# What names a model's weights: a tokenizer and a description lie beside such a file.
+WEIGHT_FILES = (".safetensors", ".safetensors.index.json", ".onnx", *PICKLES)
 # The largest published tokenizer.json takes 33 MiB, the largest index 10 MiB.
 JSON_LIMIT = 128 * MIB
 
@@ -117,6 +119,19 @@ def check_inside(files: Sequence[str], named: str) -> None:
             raise ModelFileError(
                 f"{shown(os.path.basename(file))} is a link out of the model's directory; what lies outside is not read"
             )
+
+
+def check_model_files(path: str, suffix: str, more: str = "") -> None:
+    """``check_inside`` for every file that a reader of ``path`` may open, before it opens one.
+
+    In a directory that is each file that ends with ``suffix`` or ``more``; beside a part ``-k-of-n`` the whole set.
+    """
+    if os.path.isdir(path):
+        ends = (suffix, more) if more else (suffix,)
+        check_inside([os.path.join(path, name) for name in list_directory(path) if name.endswith(ends)], path)
+    else:
+        check_inside([path], path)
+        check_inside(all_parts(path, suffix), path)
 
 
 def _within(path: str, folder: str) -> bool:

@@ -13,13 +13,16 @@ from typing import Any, NamedTuple, TypeVar
 import tokenizers
 from tokenizers import processors
 
-from headcount.errors import ModelFileError, OperandError
+from headcount.errors import HeadcountError, ModelFileError, OperandError
 from headcount.spec.checkpoint import list_directory, shown
-from headcount.transformer.weights.source import open_weights, read_json, read_text
+from headcount.transformer.weights.source import WEIGHT_FILES, open_weights, read_json, read_text
+from headcount.transformer.weights.tokenizer_check import Growth, check_tokenizer
 
 TOKENIZER = "tokenizer.json"
 NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _REPLACEMENT = "\ufffd"
+# The library ends the process when memory runs out, so the most a text can become is bounded first.
+_LETTERS = 1 << 28
 Built = TypeVar("Built")
 
 
@@ -43,8 +46,20 @@ class Tokenizer:
     chat_template   a Jinja template (``chat.py``), or None
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, special: SpecialTokens) -> None:
-        """Join a ``tokenizers`` tokenizer to its special tokens. Raises ModelFileError when they contradict."""
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special: SpecialTokens,
+        *,
+        name: str = "the tokenizer",
+        growth: Growth | None = None,
+    ) -> None:
+        """Join a ``tokenizers`` tokenizer to its special tokens. Raises ModelFileError when they contradict.
+
+        ``name`` is the file's, for messages; ``growth`` what one letter or token may become.
+        """
+        self.name = name
+        self._growth = growth or Growth()
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -55,6 +70,12 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         if special.add_bos is not None or special.add_eos is not None:
             self._frame(bool(special.add_bos), bool(special.add_eos))
+
+    @property
+    def largest_id(self) -> int:
+        """The largest token id, which a model's embedding must reach; -1 when there are no tokens."""
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        return max(vocabulary.values(), default=-1)
 
     def _id_of(self, role: str) -> int | None:
         name = self.names.get(role)
@@ -82,10 +103,11 @@ class Tokenizer:
         A special token spelled out in ``text`` becomes that token, whoever wrote it; text of strangers is escaped first.
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=special).ids
-        except (UnicodeEncodeError, TypeError):
+            text.encode()
+        except (UnicodeEncodeError, AttributeError):
             raise OperandError(f"encode: {shown(text)} is not valid Unicode text") from None
-        return ids
+        self._check_growth(len(text), self._growth.encoding, "letters")
+        return build(self.name, lambda: list(self._backend.encode(text, add_special_tokens=special).ids))
 
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD. ``special`` keeps the names of special tokens."""
@@ -93,8 +115,14 @@ class Tokenizer:
         for token in wanted:
             if not 0 <= token < 2**32:
                 raise OperandError(f"decode: {token} is not a token id")
-        text: str = self._backend.decode(wanted, skip_special_tokens=not special)
-        return text
+        self._check_growth(len(wanted), self._growth.decoding, "tokens")
+        return build(self.name, lambda: str(self._backend.decode(wanted, skip_special_tokens=not special)))
+
+    def _check_growth(self, count: int, growth: int, what: str) -> None:
+        if count * growth > _LETTERS:
+            raise OperandError(
+                f"{self.name} may make {growth:,} letters of one; {count:,} {what} are too many for it"
+            )
 
     def token(self, token_id: int) -> str | None:
         """How the vocabulary spells a token; None for an id it does not have."""
@@ -149,7 +177,7 @@ class Detokeniser:
 
 
 def read_tokenizer(path: str) -> Tokenizer:
-    """Read the tokenizer of a model: a directory, a ``tokenizer.json``, or a ``*.gguf`` file.
+    """Read the tokenizer of a model: a directory, a weight file in one, a ``tokenizer.json``, or a ``*.gguf`` file.
 
     Raises
     ------
@@ -175,7 +203,9 @@ def read_tokenizer(path: str) -> Tokenizer:
         if not isinstance(source, GgufSource):
             raise ModelFileError(f"{shown(path, limit=200)} is no GGUF file")
         return gguf_tokenizer(source)
-    return _read_directory(os.path.dirname(path) or os.curdir, os.path.basename(path))
+    folder, name = os.path.dirname(path) or os.curdir, os.path.basename(path)
+    # A weight file says nothing of text; its tokenizer lies beside it.
+    return _read_directory(folder, TOKENIZER if name.endswith(WEIGHT_FILES) else name)
 
 
 def _read_directory(folder: str, name: str) -> Tokenizer:
@@ -194,16 +224,19 @@ def _read_directory(folder: str, name: str) -> Tokenizer:
         add_bos=_truth(config.get("add_bos_token")),
         add_eos=_truth(config.get("add_eos_token")),
     )
-    return Tokenizer(build(name, lambda: tokenizers.Tokenizer.from_str(text)), special)
+    growth = check_tokenizer(text, name)
+    backend = build(name, lambda: tokenizers.Tokenizer.from_str(text))
+    return Tokenizer(backend, special, name=name, growth=growth)
 
 
 def build(name: str, make: Callable[[], Built]) -> Built:
-    """Call ``make``; whatever the library says of a damaged file becomes one ModelFileError."""
+    """Call ``make`` (it builds, encodes or decodes); whatever the library says becomes one ModelFileError."""
     try:
         return make()
     except BaseException as error:
-        # The library's own panics derive from BaseException; interrupts must pass.
-        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+        # The library's own panics (a regular expression that tries too long) derive from BaseException; interrupts must pass.
+        panic = type(error).__name__ == "PanicException"
+        if isinstance(error, HeadcountError) or not (panic or isinstance(error, Exception)):
             raise
         raise ModelFileError(f"{shown(name)} is no tokenizer that can be used: {shown(str(error))}") from None
 
