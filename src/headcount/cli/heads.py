@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-    from headcount.transformer.heads.regroup import regroup
     from headcount.transformer.heads.sample import Sample
     from headcount.transformer.heads.study import Study
 
@@ -63,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     place = None if args.map is None else _place(args.map)
     _check_together(args)
     try:
+        from headcount.transformer.heads.regroup import regroup
         from headcount.transformer.heads.sample import read_sample
         from headcount.transformer.heads.study import study, study_pruning, study_regrouping
     except ModuleNotFoundError as error:
@@ -80,9 +80,8 @@ def run(args: argparse.Namespace) -> int:
     if sys.stderr.isatty():
         sys.stderr.write(f"measuring {len(spec.layers)} layers on {len(sample.measured_T):,} tokens ...\n")
     if kv_heads is not None:
-        regroup(
-            network, spec, kv_heads
-        )  # heads that do not divide are refused before the minute of measuring
+        # Heads that do not divide are refused before the minute of measuring.
+        regroup(network, spec, kv_heads)
     lead = [] if tokenizer.bos is None or int(sample.measured_T[0]) != tokenizer.bos else [tokenizer.bos]
     found = study(network, spec, sample, lead=lead)
     pruned = None

@@ -93,7 +93,7 @@ def test_map(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         ("--map 0,9", "heads 0 to 5"),
         ("--tokens 10", "--tokens"),
         ("--prune 1.5", "--prune"),
-        ("--text no-such-file", "cannot be read"),
+        ("--text no-such-file", "cannot read"),
     ],
 )
 def test_refusals(model: Path, options: str, message: str) -> None:
@@ -105,7 +105,7 @@ def test_refusals(model: Path, options: str, message: str) -> None:
 def test_names(model: Path) -> None:
     with pytest.raises(UnknownNameError, match="importance"):
         dispatch(["heads", str(model), "--prune", "0.1", "--order", "importence"])
-    with pytest.raises(UsageError, match="needs weights"):
+    with pytest.raises(UsageError, match="has no weights here"):
         dispatch(["heads", "llama-2-7b"])
 
 
