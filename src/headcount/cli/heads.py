@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     place = None if args.map is None else _place(args.map)
     _check_together(args)
     try:
-        from headcount.transformer.heads.regroup import regroup
+        from headcount.transformer.heads.regroup import check_kv_heads
         from headcount.transformer.heads.sample import read_sample
         from headcount.transformer.heads.study import study, study_pruning, study_regrouping
     except ModuleNotFoundError as error:
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"measuring {len(spec.layers)} layers on {len(sample.measured_T):,} tokens ...\n")
     if kv_heads is not None:
         # Heads that do not divide are refused before the minute of measuring.
-        regroup(network, spec, kv_heads)
+        check_kv_heads(network, kv_heads)
     lead = [] if tokenizer.bos is None or int(sample.measured_T[0]) != tokenizer.bos else [tokenizer.bos]
     found = study(network, spec, sample, lead=lead)
     pruned = None

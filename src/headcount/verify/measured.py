@@ -98,7 +98,7 @@ def run(network: Any, spec: ModelSpec, *, tokens: int, kv: str, seed: int = 0) -
     first = next(network.parameters())
     conversation = Conversation(spec, format=kv, dtype=first.dtype, device=first.device)
     conversation.reserve(tokens)
-    use_exact_kernel(network)
+    network.use_kernel("rows")
     source = {}
     if isinstance(network, EncoderDecoder):
         source = {"encoder": _count_source(network, spec, conversation, generator)}
@@ -120,17 +120,10 @@ def run_encoder(network: Any, spec: ModelSpec, *, seed: int = 0) -> int:
         raise UnsupportedModelError(f"{spec.family!r} has neither a decoder nor an encoder to run")
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, spec.vocab_size, (1, spec.encoder.max_source_positions), generator=generator)
-    use_exact_kernel(network)
+    network.use_kernel("rows")
     with FlopCounterMode(display=False) as counter:
         network(ids)
     return int(counter.get_total_flops())
-
-
-def use_exact_kernel(network: nn.Module) -> None:
-    """Let every attention multiply exactly the pairs its mask allows."""
-    for module in network.modules():
-        if hasattr(module, "kernel"):
-            module.kernel = "rows"  # type: ignore[assignment]
 
 
 def _count_source(

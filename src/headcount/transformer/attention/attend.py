@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import Module
 
 from headcount.errors import OperandError, UnknownNameError
 from headcount.transformer.attention.compiled import compiled
@@ -34,6 +35,15 @@ KERNELS: dict[str, Callable[..., Tensor]] = {
     "rows": row_by_row,
     "compiled": compiled,
 }
+
+
+def use_kernel(network: Module, name: str) -> None:
+    """Let every attention inside ``network`` run this kernel; UnknownNameError lists the names."""
+    if name not in KERNELS:
+        raise UnknownNameError(what="attention kernel", given=name, allowed=KERNELS)
+    for module in network.modules():
+        if hasattr(module, "kernel"):
+            module.kernel = name  # type: ignore[assignment]
 
 
 def attend(

@@ -18,9 +18,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import Module, ModuleList, Parameter
 
-from headcount.errors import OperandError, UnknownNameError
+from headcount.errors import OperandError
 from headcount.record import Record
-from headcount.transformer.attention.attend import KERNELS
+from headcount.transformer.attention.attend import use_kernel
 from headcount.transformer.attention.masks import Padding
 from headcount.transformer.families.layer import Layer
 from headcount.transformer.families.rotary import RotaryShape
@@ -132,11 +132,7 @@ class Decoder(Module):
 
     def use_kernel(self, name: str) -> None:
         """Let every attention run this kernel (``attention.attend``)."""
-        if name not in KERNELS:
-            raise UnknownNameError(what="attention kernel", given=name, allowed=KERNELS)
-        for module in self.modules():
-            if hasattr(module, "kernel"):
-                module.kernel = name  # type: ignore[assignment]
+        use_kernel(self, name)
 
     def _positions(self, ids_BT: Tensor, call: Any, positions_BT: Tensor | None) -> Tensor:
         """(T), shared by the batch, or (B, T)."""

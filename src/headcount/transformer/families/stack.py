@@ -16,7 +16,7 @@ from torch.nn import Module, ModuleList
 
 from headcount.errors import UnknownNameError
 from headcount.record import Record
-from headcount.transformer.attention.attend import KERNELS
+from headcount.transformer.attention.attend import use_kernel
 from headcount.transformer.families.layer import Layer
 from headcount.transformer.families.step import Step
 from headcount.transformer.families.told_positions import LearnedPositions, Sinusoids
@@ -75,11 +75,7 @@ class Stack(Module):
 
     def use_kernel(self, name: str) -> None:
         """Let every attention, of this column and of those inside it, run this kernel (``attention.attend``)."""
-        if name not in KERNELS:
-            raise UnknownNameError(what="attention kernel", given=name, allowed=KERNELS)
-        for module in self.modules():
-            if hasattr(module, "kernel"):
-                module.kernel = name  # type: ignore[assignment]
+        use_kernel(self, name)
 
 
 def places(ids_BT: Tensor) -> Tensor:

@@ -32,20 +32,12 @@ def regroup(network: Any, spec: ModelSpec, kv_heads: int) -> Smaller:
     UsageError: ``kv_heads`` does not divide the key/value heads of every layer, or is not fewer.
     UnsupportedModelError: keys are normed over all heads, so that a pooled key is no mean of keys.
     """
-    found = sites(network)
-    for site in found:
-        K = site.attention.shape.K
-        if kv_heads < 1 or kv_heads >= K or K % kv_heads:
-            allowed = [str(k) for k in range(1, K) if K % k == 0]
-            raise UsageError(
-                f"layer {site.layer} has {K} key/value heads; groups of equal size give "
-                f"{', '.join(allowed) or 'nothing fewer'}, not {kv_heads}"
-            )
+    check_kv_heads(network, kv_heads)
     smaller = shallow_copy(network)
     kept: dict[int, tuple[int, int]] = {}
     removed = 0
     for site in sites(smaller):
-        smaller.layers[site.layer].mixer = _pooled(site.attention, kv_heads, site.layer)
+        smaller.layers[site.layer].mixer = _pooled(site.attention, kv_heads)
         kept[site.layer] = (site.heads, kv_heads)
         removed += site.attention.shape.K - kv_heads
     note = f"key/value heads mean-pooled to {kv_heads} a layer, not trained since"
@@ -61,13 +53,26 @@ def regroup(network: Any, spec: ModelSpec, kv_heads: int) -> Smaller:
     )
 
 
-def _pooled(whole: MultiHeadAttention, kv_heads: int, layer: int) -> SelfAttention:
-    if type(whole) is not SelfAttention:
-        raise UnsupportedModelError(f"layer {layer}: heads of {type(whole).__name__} cannot be pooled")
-    if whole.shape.qk_norm == "full":
-        raise UnsupportedModelError(
-            f"layer {layer} norms keys over all heads: a pooled key is no mean of keys"
-        )
+def check_kv_heads(network: Any, kv_heads: int) -> None:
+    """Raise as ``regroup`` does, unless every layer's key/value heads can be pooled to ``kv_heads``."""
+    for site in sites(network):
+        whole, layer = site.attention, site.layer
+        K = whole.shape.K
+        if kv_heads < 1 or kv_heads >= K or K % kv_heads:
+            allowed = [str(k) for k in range(1, K) if K % k == 0]
+            raise UsageError(
+                f"layer {layer} has {K} key/value heads; groups of equal size give "
+                f"{', '.join(allowed) or 'nothing fewer'}, not {kv_heads}"
+            )
+        if type(whole) is not SelfAttention:
+            raise UnsupportedModelError(f"layer {layer}: heads of {type(whole).__name__} cannot be pooled")
+        if whole.shape.qk_norm == "full":
+            raise UnsupportedModelError(
+                f"layer {layer} norms keys over all heads: a pooled key is no mean of keys"
+            )
+
+
+def _pooled(whole: MultiHeadAttention, kv_heads: int) -> SelfAttention:
     shape = whole.shape
     with torch.device("meta"):
         pooled = SelfAttention(
