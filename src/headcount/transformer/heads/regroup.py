@@ -16,7 +16,6 @@ from torch.nn import Parameter
 
 from headcount.errors import UnsupportedModelError, UsageError
 from headcount.spec.model import ModelSpec
-from headcount.transformer.attention.multi_head import MultiHeadAttention
 from headcount.transformer.families.self_attention import SelfAttention
 from headcount.transformer.heads.geometry import cache_bytes_per_token, with_heads
 from headcount.transformer.heads.prune import Smaller, shallow_copy
@@ -37,6 +36,7 @@ def regroup(network: Any, spec: ModelSpec, kv_heads: int) -> Smaller:
     kept: dict[int, tuple[int, int]] = {}
     removed = 0
     for site in sites(smaller):
+        assert isinstance(site.attention, SelfAttention)  # check_kv_heads has refused all others
         smaller.layers[site.layer].mixer = _pooled(site.attention, kv_heads)
         kept[site.layer] = (site.heads, kv_heads)
         removed += site.attention.shape.K - kv_heads
@@ -72,7 +72,7 @@ def check_kv_heads(network: Any, kv_heads: int) -> None:
             )
 
 
-def _pooled(whole: MultiHeadAttention, kv_heads: int) -> SelfAttention:
+def _pooled(whole: SelfAttention, kv_heads: int) -> SelfAttention:
     shape = whole.shape
     with torch.device("meta"):
         pooled = SelfAttention(
