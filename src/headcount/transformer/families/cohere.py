@@ -14,6 +14,7 @@ from torch.nn import Module, Parameter
 
 from headcount.spec.attention import SlidingWindow
 from headcount.spec.model import LayerSpec, ModelSpec
+from headcount.transformer.families import llama
 from headcount.transformer.families.decoder import Decoder
 from headcount.transformer.families.rotary import read_rotary
 from headcount.transformer.families.self_attention import SelfAttention
@@ -23,25 +24,20 @@ from headcount.transformer.layers import NormShape
 from headcount.transformer.ops.layer_norm import layer_norm
 
 MODEL_TYPES = ("cohere", "cohere2")
-NAMES = """
+NAMES = (
+    llama.HEADS
+    + """
 embedding.weight                       model.embed_tokens.weight
 layers.{i}.norms.shared.weight         model.layers.{i}.input_layernorm.weight
-layers.{i}.mixer.query.weight          model.layers.{i}.self_attn.q_proj.weight
-layers.{i}.mixer.query.bias            model.layers.{i}.self_attn.q_proj.bias
 layers.{i}.mixer.query_norm.weight     model.layers.{i}.self_attn.q_norm.weight
-layers.{i}.mixer.key.weight            model.layers.{i}.self_attn.k_proj.weight
-layers.{i}.mixer.key.bias              model.layers.{i}.self_attn.k_proj.bias
 layers.{i}.mixer.key_norm.weight       model.layers.{i}.self_attn.k_norm.weight
-layers.{i}.mixer.value.weight          model.layers.{i}.self_attn.v_proj.weight
-layers.{i}.mixer.value.bias            model.layers.{i}.self_attn.v_proj.bias
-layers.{i}.mixer.output.weight         model.layers.{i}.self_attn.o_proj.weight
-layers.{i}.mixer.output.bias           model.layers.{i}.self_attn.o_proj.bias
 layers.{i}.feed_forward.gate.weight    model.layers.{i}.mlp.gate_proj.weight
 layers.{i}.feed_forward.up.weight      model.layers.{i}.mlp.up_proj.weight
 layers.{i}.feed_forward.down.weight    model.layers.{i}.mlp.down_proj.weight
 norm.weight                            model.norm.weight
 head.weight                            lm_head.weight
 """
+)
 
 
 class HeadsNorm(Module):

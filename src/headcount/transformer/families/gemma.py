@@ -13,6 +13,7 @@ import math
 
 from headcount.spec.attention import SlidingWindow
 from headcount.spec.model import ModelSpec
+from headcount.transformer.families import llama
 from headcount.transformer.families.decoder import Decoder
 from headcount.transformer.families.rotary import RotaryShape, read_rotary
 from headcount.transformer.families.settings import Settings
@@ -21,20 +22,14 @@ from headcount.transformer.layers import NormShape
 
 MODEL_TYPES = ("gemma", "gemma2", "gemma3_text")
 # What Gemma 1 calls post_attention_layernorm stands before the feed-forward; in 2 and 3 it stands behind the attention.
-NAMES = """
+NAMES = (
+    llama.HEADS
+    + """
 embedding.weight                            model.embed_tokens.weight
 layers.{i}.norms.mixer.weight               model.layers.{i}.input_layernorm.weight
 layers.{i}.norms.mixer_out.weight           model.layers.{i}.post_attention_layernorm.weight
-layers.{i}.mixer.query.weight               model.layers.{i}.self_attn.q_proj.weight
-layers.{i}.mixer.query.bias                 model.layers.{i}.self_attn.q_proj.bias
 layers.{i}.mixer.query_norm.weight          model.layers.{i}.self_attn.q_norm.weight
-layers.{i}.mixer.key.weight                 model.layers.{i}.self_attn.k_proj.weight
-layers.{i}.mixer.key.bias                   model.layers.{i}.self_attn.k_proj.bias
 layers.{i}.mixer.key_norm.weight            model.layers.{i}.self_attn.k_norm.weight
-layers.{i}.mixer.value.weight               model.layers.{i}.self_attn.v_proj.weight
-layers.{i}.mixer.value.bias                 model.layers.{i}.self_attn.v_proj.bias
-layers.{i}.mixer.output.weight              model.layers.{i}.self_attn.o_proj.weight
-layers.{i}.mixer.output.bias                model.layers.{i}.self_attn.o_proj.bias
 layers.{i}.norms.feed_forward.weight        model.layers.{i}.pre_feedforward_layernorm.weight
 layers.{i}.norms.feed_forward.weight        model.layers.{i}.post_attention_layernorm.weight
 layers.{i}.norms.feed_forward_out.weight    model.layers.{i}.post_feedforward_layernorm.weight
@@ -44,6 +39,7 @@ layers.{i}.feed_forward.down.weight         model.layers.{i}.mlp.down_proj.weigh
 norm.weight                                 model.norm.weight
 head.weight                                 lm_head.weight
 """
+)
 _TANH = "gelu_pytorch_tanh"
 
 

@@ -8,6 +8,7 @@ gate and up of an expert in one matrix, row about; released ones in blocks of 32
 from __future__ import annotations
 
 from headcount.spec.model import ModelSpec
+from headcount.transformer.families import llama
 from headcount.transformer.families.decoder import Decoder
 from headcount.transformer.families.experts import feed_forward, refuse_other
 from headcount.transformer.families.rotary import read_rotary
@@ -16,17 +17,11 @@ from headcount.transformer.families.style import Style, build_decoder
 from headcount.transformer.layers import NormShape
 
 MODEL_TYPES = ("gpt_oss",)
-NAMES = """
+NAMES = (
+    llama.HEADS
+    + """
 embedding.weight                        model.embed_tokens.weight
 layers.{i}.norms.mixer.weight           model.layers.{i}.input_layernorm.weight
-layers.{i}.mixer.query.weight           model.layers.{i}.self_attn.q_proj.weight
-layers.{i}.mixer.query.bias             model.layers.{i}.self_attn.q_proj.bias
-layers.{i}.mixer.key.weight             model.layers.{i}.self_attn.k_proj.weight
-layers.{i}.mixer.key.bias               model.layers.{i}.self_attn.k_proj.bias
-layers.{i}.mixer.value.weight           model.layers.{i}.self_attn.v_proj.weight
-layers.{i}.mixer.value.bias             model.layers.{i}.self_attn.v_proj.bias
-layers.{i}.mixer.output.weight          model.layers.{i}.self_attn.o_proj.weight
-layers.{i}.mixer.output.bias            model.layers.{i}.self_attn.o_proj.bias
 layers.{i}.mixer.sinks                  model.layers.{i}.self_attn.sinks
 layers.{i}.norms.feed_forward.weight    model.layers.{i}.post_attention_layernorm.weight
 layers.{i}.feed_forward.router.weight   model.layers.{i}.mlp.router.weight
@@ -40,6 +35,7 @@ layers.{i}.feed_forward.down_bias       model.layers.{i}.mlp.experts.down_proj_b
 norm.weight                             model.norm.weight
 head.weight                             lm_head.weight
 """
+)
 # What the class takes when the config says nothing of rotary scaling.
 _STRETCHED = {
     "rope_type": "yarn",

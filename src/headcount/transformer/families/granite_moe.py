@@ -7,41 +7,24 @@ softmax over the logits of its chosen experts. Source: IBM 2024 (Granite 3.0), 2
 
 from __future__ import annotations
 
-from torch.nn import Module
-
 from headcount.errors import ModelFileError
-from headcount.spec.attention import HeadedAttention, StateSpace
-from headcount.spec.model import LayerSpec, ModelSpec
+from headcount.spec.attention import HeadedAttention
+from headcount.spec.model import ModelSpec
+from headcount.transformer.families import llama, mamba2
 from headcount.transformer.families.decoder import Decoder
 from headcount.transformer.families.experts import feed_forward, refuse_other
-from headcount.transformer.families.mamba2 import Mamba2, read_mamba
 from headcount.transformer.families.rotary import read_rotary
 from headcount.transformer.families.settings import Settings
-from headcount.transformer.families.style import Style, activation_of, attention, build_decoder
+from headcount.transformer.families.style import Style, activation_of, build_decoder
 from headcount.transformer.layers import NormShape
 
 MODEL_TYPES = ("granitemoe", "granitemoehybrid", "granitemoeshared")
-NAMES = """
+NAMES = (
+    llama.HEADS
+    + mamba2.NAMES
+    + """
 embedding.weight                             model.embed_tokens.weight
 layers.{i}.norms.mixer.weight                model.layers.{i}.input_layernorm.weight
-layers.{i}.mixer.query.weight                model.layers.{i}.self_attn.q_proj.weight
-layers.{i}.mixer.query.bias                  model.layers.{i}.self_attn.q_proj.bias
-layers.{i}.mixer.key.weight                  model.layers.{i}.self_attn.k_proj.weight
-layers.{i}.mixer.key.bias                    model.layers.{i}.self_attn.k_proj.bias
-layers.{i}.mixer.value.weight                model.layers.{i}.self_attn.v_proj.weight
-layers.{i}.mixer.value.bias                  model.layers.{i}.self_attn.v_proj.bias
-layers.{i}.mixer.output.weight               model.layers.{i}.self_attn.o_proj.weight
-layers.{i}.mixer.output.bias                 model.layers.{i}.self_attn.o_proj.bias
-layers.{i}.mixer.output.weight               model.layers.{i}.mamba.out_proj.weight
-layers.{i}.mixer.output.bias                 model.layers.{i}.mamba.out_proj.bias
-layers.{i}.mixer.input.weight                model.layers.{i}.mamba.in_proj.weight
-layers.{i}.mixer.input.bias                  model.layers.{i}.mamba.in_proj.bias
-layers.{i}.mixer.conv.weight                 model.layers.{i}.mamba.conv1d.weight
-layers.{i}.mixer.conv.bias                   model.layers.{i}.mamba.conv1d.bias
-layers.{i}.mixer.step_bias                   model.layers.{i}.mamba.dt_bias
-layers.{i}.mixer.decay_log                   model.layers.{i}.mamba.A_log
-layers.{i}.mixer.skip                        model.layers.{i}.mamba.D
-layers.{i}.mixer.norm_weight                 model.layers.{i}.mamba.norm.weight
 layers.{i}.norms.feed_forward.weight         model.layers.{i}.post_attention_layernorm.weight
 layers.{i}.feed_forward.router.weight        model.layers.{i}.block_sparse_moe.router.layer.weight
 layers.{i}.feed_forward.gate                 model.layers.{i}.block_sparse_moe.input_linear.weight    rows 0 of 2
@@ -56,6 +39,7 @@ layers.{i}.feed_forward.down.weight          model.layers.{i}.shared_mlp.output_
 norm.weight                                  model.norm.weight
 head.weight                                  lm_head.weight
 """
+)
 
 
 def build(spec: ModelSpec) -> Decoder:
@@ -82,16 +66,12 @@ def build(spec: ModelSpec) -> Decoder:
         rotaries=(("all", read_rotary(settings, widths[0])),) if turns and widths else (),
         turn=lambda i: "all" if turns else None,
     )
-
-    def mixer(layer: LayerSpec, index: int) -> Module:
-        kept = layer.mixers[0]
-        if isinstance(kept, StateSpace):
-            return Mamba2(read_mamba(settings, kept, activation=activation, eps=eps))
-        return attention(spec, base, layer, index)
-
     return build_decoder(
         spec,
-        base.replace(mixer=mixer, feed_forward=lambda layer, i: feed_forward(spec, base, layer, {})),
+        base.replace(
+            mixer=mamba2.hybrid_mixer(spec, base, settings),
+            feed_forward=lambda layer, i: feed_forward(spec, base, layer, {}),
+        ),
         embedding_factor=settings.number("embedding_multiplier", default=1.0),
         logit_factor=1 / divisor,
     )

@@ -14,9 +14,8 @@ from headcount.transformer.families.style import Style, activation_of, build_dec
 from headcount.transformer.layers import NormShape
 
 MODEL_TYPES = ("llama", "mistral")
-NAMES = """
-embedding.weight                        model.embed_tokens.weight
-layers.{i}.norms.mixer.weight           model.layers.{i}.input_layernorm.weight
+# Four projections under these names: the attention of most families since.
+HEADS = """
 layers.{i}.mixer.query.weight           model.layers.{i}.self_attn.q_proj.weight
 layers.{i}.mixer.query.bias             model.layers.{i}.self_attn.q_proj.bias
 layers.{i}.mixer.key.weight             model.layers.{i}.self_attn.k_proj.weight
@@ -25,6 +24,12 @@ layers.{i}.mixer.value.weight           model.layers.{i}.self_attn.v_proj.weight
 layers.{i}.mixer.value.bias             model.layers.{i}.self_attn.v_proj.bias
 layers.{i}.mixer.output.weight          model.layers.{i}.self_attn.o_proj.weight
 layers.{i}.mixer.output.bias            model.layers.{i}.self_attn.o_proj.bias
+"""
+NAMES = (
+    HEADS
+    + """
+embedding.weight                        model.embed_tokens.weight
+layers.{i}.norms.mixer.weight           model.layers.{i}.input_layernorm.weight
 layers.{i}.norms.feed_forward.weight    model.layers.{i}.post_attention_layernorm.weight
 layers.{i}.feed_forward.gate.weight     model.layers.{i}.mlp.gate_proj.weight
 layers.{i}.feed_forward.gate.bias       model.layers.{i}.mlp.gate_proj.bias
@@ -35,6 +40,7 @@ layers.{i}.feed_forward.down.bias       model.layers.{i}.mlp.down_proj.bias
 norm.weight                             model.norm.weight
 head.weight                             lm_head.weight
 """
+)
 
 
 def style(spec: ModelSpec) -> Style:

@@ -20,7 +20,7 @@ Source: Dao, Gu 2024 (arXiv 2405.21060).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,15 +31,31 @@ from torch.nn import Module, Parameter, functional
 from headcount.errors import UnknownNameError, UnsupportedModelError
 from headcount.record import Record
 from headcount.spec.attention import StateSpace
+from headcount.spec.model import LayerSpec, ModelSpec
 from headcount.transformer.attention.masks import Padding
 from headcount.transformer.families.settings import Settings
 from headcount.transformer.families.step import Step
+from headcount.transformer.families.style import Style, attention
 from headcount.transformer.layers import PLAIN, Linear, positive
 from headcount.transformer.ops.arithmetic import product
 from headcount.transformer.ops.gated import gated
 from headcount.transformer.ops.precision import widen
 from headcount.transformer.ops.rearrange import CONCAT, CUT
 from headcount.transformer.ops.rms_norm import rms_norm
+
+# What a hybrid's layers of this kind are called in its checkpoint; the rows of its attention stand before them.
+NAMES = """
+layers.{i}.mixer.output.weight          model.layers.{i}.mamba.out_proj.weight
+layers.{i}.mixer.output.bias            model.layers.{i}.mamba.out_proj.bias
+layers.{i}.mixer.input.weight           model.layers.{i}.mamba.in_proj.weight
+layers.{i}.mixer.input.bias             model.layers.{i}.mamba.in_proj.bias
+layers.{i}.mixer.conv.weight            model.layers.{i}.mamba.conv1d.weight
+layers.{i}.mixer.conv.bias              model.layers.{i}.mamba.conv1d.bias
+layers.{i}.mixer.step_bias              model.layers.{i}.mamba.dt_bias
+layers.{i}.mixer.decay_log              model.layers.{i}.mamba.A_log
+layers.{i}.mixer.skip                   model.layers.{i}.mamba.D
+layers.{i}.mixer.norm_weight            model.layers.{i}.mamba.norm.weight
+"""
 
 
 class MambaShape(Record):
@@ -253,3 +269,15 @@ def _limit(settings: Settings) -> tuple[float, float]:
             f"time_step_limit must be two numbers of 0 or more; given {str(stated)[:40]}"
         )
     return ends[0], ends[1]
+
+
+def hybrid_mixer(spec: ModelSpec, style: Style, settings: Settings) -> Callable[[LayerSpec, int], Module]:
+    """The mixer of a layer by what it keeps: a state, or keys and values."""
+
+    def mixer(layer: LayerSpec, index: int) -> Module:
+        kept = layer.mixers[0]
+        if isinstance(kept, StateSpace):
+            return Mamba2(read_mamba(settings, kept, activation=style.activation, eps=style.norm.eps))
+        return attention(spec, style, layer, index)
+
+    return mixer

@@ -19,18 +19,12 @@ from headcount.transformer.families.style import Style, build_decoder, head_widt
 from headcount.transformer.layers import NormShape
 
 MODEL_TYPES = ("olmo", "olmo2", "olmo3")
-NAMES = """
+NAMES = (
+    llama.HEADS
+    + """
 embedding.weight                        model.embed_tokens.weight
-layers.{i}.mixer.query.weight           model.layers.{i}.self_attn.q_proj.weight
-layers.{i}.mixer.query.bias             model.layers.{i}.self_attn.q_proj.bias
 layers.{i}.mixer.query_norm.weight      model.layers.{i}.self_attn.q_norm.weight
-layers.{i}.mixer.key.weight             model.layers.{i}.self_attn.k_proj.weight
-layers.{i}.mixer.key.bias               model.layers.{i}.self_attn.k_proj.bias
 layers.{i}.mixer.key_norm.weight        model.layers.{i}.self_attn.k_norm.weight
-layers.{i}.mixer.value.weight           model.layers.{i}.self_attn.v_proj.weight
-layers.{i}.mixer.value.bias             model.layers.{i}.self_attn.v_proj.bias
-layers.{i}.mixer.output.weight          model.layers.{i}.self_attn.o_proj.weight
-layers.{i}.mixer.output.bias            model.layers.{i}.self_attn.o_proj.bias
 layers.{i}.norms.mixer.weight           model.layers.{i}.post_attention_layernorm.weight
 layers.{i}.feed_forward.gate.weight     model.layers.{i}.mlp.gate_proj.weight
 layers.{i}.feed_forward.up.weight       model.layers.{i}.mlp.up_proj.weight
@@ -39,6 +33,7 @@ layers.{i}.norms.feed_forward.weight    model.layers.{i}.post_feedforward_layern
 norm.weight                             model.norm.weight
 head.weight                             lm_head.weight
 """
+)
 
 
 def build(spec: ModelSpec) -> Decoder:

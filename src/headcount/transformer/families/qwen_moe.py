@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from headcount.errors import UnsupportedModelError
 from headcount.spec.model import ModelSpec
+from headcount.transformer.families import llama
 from headcount.transformer.families.decoder import Decoder
 from headcount.transformer.families.experts import feed_forward
 from headcount.transformer.families.rotary import read_rotary
@@ -19,17 +20,11 @@ from headcount.transformer.families.style import Style, activation_of, build_dec
 from headcount.transformer.layers import NormShape
 
 MODEL_TYPES = ("qwen2_moe", "qwen3_moe")
-NAMES = """
+NAMES = (
+    llama.HEADS
+    + """
 embedding.weight                             model.embed_tokens.weight
 layers.{i}.norms.mixer.weight                model.layers.{i}.input_layernorm.weight
-layers.{i}.mixer.query.weight                model.layers.{i}.self_attn.q_proj.weight
-layers.{i}.mixer.query.bias                  model.layers.{i}.self_attn.q_proj.bias
-layers.{i}.mixer.key.weight                  model.layers.{i}.self_attn.k_proj.weight
-layers.{i}.mixer.key.bias                    model.layers.{i}.self_attn.k_proj.bias
-layers.{i}.mixer.value.weight                model.layers.{i}.self_attn.v_proj.weight
-layers.{i}.mixer.value.bias                  model.layers.{i}.self_attn.v_proj.bias
-layers.{i}.mixer.output.weight               model.layers.{i}.self_attn.o_proj.weight
-layers.{i}.mixer.output.bias                 model.layers.{i}.self_attn.o_proj.bias
 layers.{i}.mixer.query_norm.weight           model.layers.{i}.self_attn.q_norm.weight
 layers.{i}.mixer.key_norm.weight             model.layers.{i}.self_attn.k_norm.weight
 layers.{i}.norms.feed_forward.weight         model.layers.{i}.post_attention_layernorm.weight
@@ -47,6 +42,7 @@ layers.{i}.feed_forward.shared_gate.weight   model.layers.{i}.mlp.shared_expert_
 norm.weight                                  model.norm.weight
 head.weight                                  lm_head.weight
 """
+)
 
 
 def build(spec: ModelSpec) -> Decoder:

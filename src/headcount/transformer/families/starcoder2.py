@@ -6,6 +6,7 @@ All layers slide when the config states a window. Source: Lozhkov et al. 2024.
 from __future__ import annotations
 
 from headcount.spec.model import ModelSpec
+from headcount.transformer.families import llama
 from headcount.transformer.families.decoder import Decoder
 from headcount.transformer.families.rotary import read_rotary
 from headcount.transformer.families.settings import Settings
@@ -13,18 +14,12 @@ from headcount.transformer.families.style import Style, activation_of, build_dec
 from headcount.transformer.layers import NormShape
 
 MODEL_TYPES = ("starcoder2",)
-NAMES = """
+NAMES = (
+    llama.HEADS
+    + """
 embedding.weight                        model.embed_tokens.weight
 layers.{i}.norms.mixer.weight           model.layers.{i}.input_layernorm.weight
 layers.{i}.norms.mixer.bias             model.layers.{i}.input_layernorm.bias
-layers.{i}.mixer.query.weight           model.layers.{i}.self_attn.q_proj.weight
-layers.{i}.mixer.query.bias             model.layers.{i}.self_attn.q_proj.bias
-layers.{i}.mixer.key.weight             model.layers.{i}.self_attn.k_proj.weight
-layers.{i}.mixer.key.bias               model.layers.{i}.self_attn.k_proj.bias
-layers.{i}.mixer.value.weight           model.layers.{i}.self_attn.v_proj.weight
-layers.{i}.mixer.value.bias             model.layers.{i}.self_attn.v_proj.bias
-layers.{i}.mixer.output.weight          model.layers.{i}.self_attn.o_proj.weight
-layers.{i}.mixer.output.bias            model.layers.{i}.self_attn.o_proj.bias
 layers.{i}.norms.feed_forward.weight    model.layers.{i}.post_attention_layernorm.weight
 layers.{i}.norms.feed_forward.bias      model.layers.{i}.post_attention_layernorm.bias
 layers.{i}.feed_forward.up.weight       model.layers.{i}.mlp.c_fc.weight
@@ -35,6 +30,7 @@ norm.weight                             model.norm.weight
 norm.bias                               model.norm.bias
 head.weight                             lm_head.weight
 """
+)
 
 
 def build(spec: ModelSpec) -> Decoder:
