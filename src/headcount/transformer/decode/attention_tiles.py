@@ -30,8 +30,6 @@ from headcount.transformer.decode.lanes import (
 )
 from headcount.transformer.decode.tiles import Grid, Loop
 
-COLUMN_BLOCK = 64
-
 
 def _picked(b: Any, x: Any, y: Any, places: list[int]) -> Any:
     return b.shuffle_vector(x, y, ir.Constant(WORDS, places))

@@ -35,7 +35,6 @@ LEAST = -87.25
 FLOATS = ir.VectorType(F32, COUNT)
 WORDS = ir.VectorType(I32, COUNT)
 HALVES = ir.VectorType(I16, COUNT)
-BITS = ir.VectorType(ir.IntType(1), COUNT)
 
 
 class Lanes(types.Type):
@@ -224,12 +223,6 @@ def subtract(b: Any, x: Any, y: Any) -> Any:
 def multiply(b: Any, x: Any, y: Any) -> Any:
     """x y."""
     return b.fmul(x, y)
-
-
-@emits(LANES, LANES, LANES)
-def divide(b: Any, x: Any, y: Any) -> Any:
-    """x / y."""
-    return b.fdiv(x, y)
 
 
 @emits(LANES, LANES, LANES, LANES)

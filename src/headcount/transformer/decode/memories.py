@@ -33,7 +33,7 @@ class Place:
 
     def open(self) -> bool:
         """Make room for one row; whether the rows lie where they did at the last step."""
-        rows = self.cache._rows
+        rows = self.cache.rows
         if self.lies is not None and self.lies() is rows.tensors[0] and rows.end < self.capacity:
             self.numbers[at.STORED // 8] = rows.end
             self.numbers[at.FIRST // 8] = self.cache.length - rows.end

@@ -20,7 +20,10 @@ from headcount.transformer.kv_cache.rows import Rows
 
 
 class ContiguousCache(EntryCache):
-    """Every token, in one run. ``extend``, ``read``: see ``Cache``."""
+    """Every token, in one run. ``extend``, ``read``: see ``Cache``.
+
+    ``rows`` holds the tensors; a compiled step reads where the entries begin, end and lie.
+    """
 
     kind = "contiguous"
 
@@ -28,23 +31,23 @@ class ContiguousCache(EntryCache):
         self, entry: Entry, *, dtype: torch.dtype, device: torch.device, horizon: Horizon | None = None
     ) -> None:
         super().__init__(entry, horizon or Everything(), dtype=dtype, device=device)
-        self._rows = Rows(entry.parts, device)
+        self.rows = Rows(entry.parts, device)
         # The most rows the tensors may grow to; None: as many as there are tokens.
         self._most: int | None = None
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the tensors: capacity x bytes of an entry."""
-        return self._rows.allocated_bytes
+        return self.rows.allocated_bytes
 
     @property
     def capacity(self) -> int:
         """Rows that fit before the tensors grow."""
-        return self._rows.capacity
+        return self.rows.capacity
 
     @property
     def storage(self) -> tuple[Tensor, Tensor]:
-        """Keys (K, C, H) and values (K, C, W) as they lie in memory; the entries kept are rows ``first_row`` to ``last_row``.
+        """Keys (K, C, H) and values (K, C, W) as they lie in memory; the entries kept end at row ``last_row``.
 
         Taken anew after every ``open_rows``, ``extend`` and ``reserve``: these may move it.
 
@@ -62,25 +65,20 @@ class ContiguousCache(EntryCache):
             raise UsageError(
                 f"storage: rows of {entry.geometry.kind} {entry.geometry.format} are not plain (K, C, H)"
             )
-        return self._rows.tensors[0], self._rows.tensors[1]
-
-    @property
-    def first_row(self) -> int:
-        """Row of ``storage`` where the oldest kept entry lies."""
-        return self._rows.begin
+        return self.rows.tensors[0], self.rows.tensors[1]
 
     @property
     def last_row(self) -> int:
         """One past the row of ``storage`` where the newest entry lies: position p lies in row ``last_row - length + p``."""
-        return self._rows.end
+        return self.rows.end
 
     def reserve(self, tokens: int) -> None:
         """See ``Cache.reserve``; the tensors afterwards hold exactly as many rows as are kept of ``tokens`` tokens."""
         super().reserve(tokens)
-        kept = self._rows.end - self._rows.begin
+        kept = self.rows.end - self.rows.begin
         capacity = max(self.horizon.kept(tokens), kept)
-        if capacity != self._rows.capacity:
-            self._rows.rehouse(kept, capacity)
+        if capacity != self.rows.capacity:
+            self.rows.rehouse(kept, capacity)
 
     def open_rows(self, tokens: int) -> int:
         """Make room for ``tokens`` rows and return the row of ``storage`` where the first belongs; for a compiled kernel.
@@ -97,7 +95,7 @@ class ContiguousCache(EntryCache):
             raise UsageError(
                 f"open_rows: {tokens} tokens at once need more rows than this cache has; use extend()"
             )
-        return self._rows.end
+        return self.rows.end
 
     def advance(self, tokens: int) -> None:
         """Count ``tokens`` rows that were written into ``storage`` behind the last one.
@@ -108,12 +106,12 @@ class ContiguousCache(EntryCache):
         """
         self._alive("advance")
         whole_tokens(tokens)
-        free = self._rows.capacity - self._rows.end
+        free = self.rows.capacity - self.rows.end
         if tokens > free:
             raise UsageError(
                 f"advance: {tokens} tokens, {free} rows are open; call open_rows({tokens}) first"
             )
-        self._rows.end += tokens
+        self.rows.end += tokens
         self._length += tokens
         self._drop()
 
@@ -121,28 +119,28 @@ class ContiguousCache(EntryCache):
         """See ``Cache.fork``; the rows are copied, and so is the room reserved."""
         self._alive("fork")
         twin = type(self)(self.entry, horizon=self.horizon, dtype=self.dtype, device=self.device)
-        twin._rows = self._rows.copy()
+        twin.rows = self.rows.copy()
         twin._length, twin._most = self._length, self._most
         return twin
 
     def release(self) -> None:
         """See ``Cache.release``."""
         self._alive("release")
-        self._rows.clear()
+        self.rows.clear()
         self._released = True
 
     def _open(self, tokens: int) -> bool:
-        return self._rows.open(tokens, keep=self._length)
+        return self.rows.open(tokens, keep=self._length)
 
     def _drop(self) -> None:
         """Nothing is ever dropped here."""
 
     def _append(self, encoded: Sequence[Tensor], tokens: int) -> Kept:
-        self._rows.open(tokens, keep=self._length)
-        self._rows.write(encoded, tokens)
+        self.rows.open(tokens, keep=self._length)
+        self.rows.write(encoded, tokens)
         self._length += tokens
-        return self._decoded(self._rows.view(0, self._length), 0)
+        return self._decoded(self.rows.view(0, self._length), 0)
 
     def _show(self, count: int) -> Kept:
-        rows = self._rows
+        rows = self.rows
         return self._decoded(rows.view(rows.end - count, rows.end), self._length - count)

@@ -49,13 +49,13 @@ class RollingCache(ContiguousCache):
         return max(self.horizon.visible(length), self.horizon.kept(length + tokens) - tokens)
 
     def _open(self, tokens: int) -> bool:
-        return self._rows.open(tokens, keep=self._retained(tokens), most=self._most)
+        return self.rows.open(tokens, keep=self._retained(tokens), most=self._most)
 
     def _drop(self) -> None:
-        self._rows.begin = self._rows.end - self.horizon.kept(self._length)
+        self.rows.begin = self.rows.end - self.horizon.kept(self._length)
 
     def _append(self, encoded: Sequence[Tensor], tokens: int) -> Kept:
-        rows, seen = self._rows, self.horizon.visible(self._length)
+        rows, seen = self.rows, self.horizon.visible(self._length)
         first = self._length - seen
         if self._open(tokens):
             rows.write(encoded, tokens)
@@ -71,7 +71,7 @@ class RollingCache(ContiguousCache):
 
         ``_open`` failed, so ``seen + tokens`` is more than the window: all that is kept is among them.
         """
-        rows = self._rows
+        rows = self.rows
         kept = self.horizon.kept(self._length + tokens)
         old = rows.view(rows.end - seen, rows.end)
         # ``to`` rounds as storing would: what is shown now and what is read later are the same numbers.
