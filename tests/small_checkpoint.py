@@ -37,10 +37,11 @@ def save_small_checkpoint(folder: Path, *, template: str | None = TEMPLATE, **ch
     from headcount.spec.huggingface.config import spec_from_config
     from headcount.transformer.families import llama
     from headcount.transformer.families.registry import build_network
+    from headcount.transformer.weights.names import read_names
 
     config = {**CONFIG, **changes}
     network = build_network(spec_from_config(config, name="small", source="test"), seed=0).float()
-    table = dict(line.split() for line in llama.NAMES.strip().splitlines())
+    table = {row.ours: row.theirs for row in read_names(llama.NAMES)}
     draw = torch.Generator().manual_seed(0)
     tensors = {}
     for name, parameter in network.named_parameters():

@@ -149,7 +149,7 @@ def test_an_encoder_is_no_decoder(tmp_path: Path, small: str) -> None:
     spec = read_encoder(str(tmp_path))
     assert spec is not None
     # Of two names the first is BERT's, the second DistilBERT's.
-    names = dict(reversed([line.split() for line in bert.NAMES.strip().splitlines()]))
+    names = {row.ours: row.theirs for row in reversed(read_names(bert.NAMES))}
     tensors = {
         names[re.sub(r"layers\.0\.", "layers.{i}.", name)].replace("{i}", "0"): torch.zeros(value.shape)
         for name, value in build_network(spec).named_parameters()
