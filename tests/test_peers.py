@@ -75,7 +75,7 @@ def test_a_missing_vision_tower_is_said(ask: Ask) -> None:
 
 def test_pipeline_remainder_goes_to_the_middle() -> None:
     """vLLM keeps the first and last stage light: 32 layers in 3 are 11, 11, 10; 30 in 4 are 7, 8, 8, 7."""
-    from headcount.engines.vllm import pipeline_stages
+    from headcount.engines.vllm.engine import pipeline_stages
 
     assert [end - start for start, end in pipeline_stages(32, 3)] == [11, 11, 10]
     assert [end - start for start, end in pipeline_stages(30, 4)] == [7, 8, 8, 7]

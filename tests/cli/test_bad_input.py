@@ -59,7 +59,7 @@ def refused(command: str) -> str:
         (f"fit {BASE} --kv q8_0", "vLLM has no KV cache format"),
         (f"fit {BASE} --weights int3", "unknown weight format 'int3'"),
         (f"fit {BASE} --engine vlm", "nearest: vllm"),
-        (f"fit {BASE} --engine sglang", "not modelled yet"),
+        (f"fit {BASE} --engine sglan", "nearest: sglang"),
         (f"fit {BASE} --engine-version abc", "unknown vLLM version"),
         (f"fit {BASE} --contxt 5", "nearest: --context"),
         ("fit llama-2-7b --gpu a100-80g --context 2048", "nearest: a100-80gb"),

@@ -133,6 +133,7 @@ def test_an_encoder_is_no_decoder(tmp_path: Path, small: str) -> None:
     from headcount.spec.huggingface.encoder_only import read_encoder
     from headcount.transformer.families import bert
     from headcount.transformer.families.registry import build_network
+    from headcount.transformer.weights.names import read_names
 
     config = {
         "model_type": "bert",

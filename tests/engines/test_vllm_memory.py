@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headcount.engines import Case, Layout, Settings
-from headcount.engines.vllm import Vllm
+from headcount.engines.vllm.engine import Vllm
 from headcount.errors import HeadcountError
 from headcount.hardware import accelerator
 from headcount.spec.reader import read_model

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from headcount.engines.vllm_groups import CacheLayer
-from headcount.engines.vllm_pages import (
-    RULES,
+from headcount.engines.vllm.groups import CacheLayer
+from headcount.engines.vllm.pages import (
     PagePlan,
     align_hybrid_block,
     attention_layer,
@@ -19,9 +18,9 @@ from headcount.engines.vllm_pages import (
     latent_layer,
     plan_pages,
     plan_stages,
-    rules_for,
     state_layer,
 )
+from headcount.engines.vllm.rules import RULES, rules_for
 from headcount.errors import HeadcountError, LayoutError, UnknownNameError, UnsupportedModelError
 
 DATA = Path(__file__).parent / "data"

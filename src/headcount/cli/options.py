@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
+    from headcount.engines.calibration import Calibration
     from headcount.planner.plan import Deployment
     from headcount.spec.model import ModelSpec
 
@@ -121,7 +122,12 @@ def add_deployment_options(parser: Parser) -> None:
     parser.add_argument(
         "--context", metavar="TOKENS", help="length of every conversation, prompt and answer together"
     )
-    parser.add_argument("--engine", metavar="NAME", default="vllm", help="vllm (default) or textbook")
+    parser.add_argument(
+        "--engine",
+        metavar="NAME",
+        default="vllm",
+        help="vllm (default), sglang, llama.cpp, ollama, tensorrt-llm, transformers or textbook",
+    )
     parser.add_argument(
         "--engine-version", metavar="X", help="rules of that version (default: the newest modelled)"
     )
@@ -133,8 +139,28 @@ def add_deployment_options(parser: Parser) -> None:
     parser.add_argument("--reserve", metavar="FRAC", help="fraction of each card kept free")
     parser.add_argument("--utilization", metavar="FRAC", help="fraction of each card the engine may use")
     parser.add_argument("--memory", metavar="SIZE", help="memory of each card, such as 80GB or 79.2GiB")
-    parser.add_argument("--max-batched-tokens", metavar="N", help="vLLM's max_num_batched_tokens")
-    parser.add_argument("--max-seqs", metavar="N", help="vLLM's max_num_seqs")
+    parser.add_argument(
+        "--max-batched-tokens",
+        metavar="N",
+        help="tokens of one batch: vLLM's max_num_batched_tokens, llama.cpp's ubatch, ...",
+    )
+    parser.add_argument(
+        "--max-seqs",
+        metavar="N",
+        help="sequences at a time: vLLM's max_num_seqs, SGLang's max_running_requests, ...",
+    )
+    parser.add_argument(
+        "--engine-arg",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an argument of the engine by its own name, such as block-size=32; may be repeated",
+    )
+    parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="measured terms that verify --save wrote, in place of predicted ones",
+    )
     parser.add_argument(
         "--price", metavar="USD", help="price of one GPU hour (default: the dated price file)"
     )
@@ -199,6 +225,8 @@ def read_deployment(args: argparse.Namespace, model: ModelSpec) -> Deployment:
         memory_bytes=None if args.memory is None else parse_bytes(args.memory, what="--memory"),
         max_num_batched_tokens=optional_count(args.max_batched_tokens, what="--max-batched-tokens"),
         max_num_seqs=optional_count(args.max_seqs, what="--max-seqs"),
+        arguments=read_engine_arguments(args.engine_arg),
+        calibration=_calibration(args.calibration),
     )
     return Deployment(
         model=model,
@@ -212,6 +240,27 @@ def read_deployment(args: argparse.Namespace, model: ModelSpec) -> Deployment:
         pp=optional_count(args.pp, what="--pp", maximum=4096),
         dp=optional_count(args.dp, what="--dp", maximum=10**6),
     )
+
+
+def _calibration(path: str | None) -> Calibration | None:
+    if path is None:
+        return None
+    from headcount.engines.calibration import read_calibration
+
+    return read_calibration(path)
+
+
+def read_engine_arguments(given: list[str]) -> tuple[tuple[str, str], ...]:
+    """``["block-size=32", "enforce-eager"]`` -> pairs; a flag has no value. A name given twice is refused."""
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if not name.strip():
+            raise UsageError(f"--engine-arg {text!r} has no name; write NAME=VALUE")
+        if name in pairs:
+            raise UsageError(f"--engine-arg {name} is given twice")
+        pairs[name] = value
+    return tuple(pairs.items())
 
 
 def hourly_price(args: argparse.Namespace, deployment: Deployment) -> tuple[float | None, str]:

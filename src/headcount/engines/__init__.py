@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
-from headcount.engines.base import Case, Engine, GpuBudget, Layout, Replica, Settings
-from headcount.errors import UnknownNameError, UsageError
+from importlib import import_module
 
-ENGINES = ("vllm", "textbook")
-# Named by the interface; their accounting is not written yet, and a guess would be worse than a refusal.
-PLANNED = ("sglang", "llama.cpp", "tensorrt-llm")
+from headcount.engines.base import Case, Engine, GpuBudget, Launch, Layout, Pool, Replica, Settings
+from headcount.errors import UnknownNameError
+
+# Name on the command line -> (module of this package, class). Only the module of the engine that is asked is imported.
+_CLASSES = {
+    "vllm": ("vllm.engine", "Vllm"),
+    "sglang": ("sglang.engine", "Sglang"),
+    "llama.cpp": ("llamacpp.engine", "LlamaCpp"),
+    "ollama": ("llamacpp.ollama", "Ollama"),
+    "tensorrt-llm": ("tensorrt_llm", "TensorrtLlm"),
+    "transformers": ("transformers", "Transformers"),
+    "textbook": ("textbook", "Textbook"),
+}
+_ALIASES = {
+    "llamacpp": "llama.cpp",
+    "llama-cpp": "llama.cpp",
+    "llama-server": "llama.cpp",
+    "trtllm": "tensorrt-llm",
+}
+ENGINES = tuple(_CLASSES)
 
 
 def engine(name: str, version: str | None = None) -> Engine:
     """Return the engine called ``name`` at ``version`` (its newest when None).
 
-    Raises UnknownNameError with the nearest names, UsageError for an engine that is not modelled yet.
+    Raises UnknownNameError with the nearest names, UsageError for a version that the engine has no rules for.
     """
     key = name.strip().lower()
-    if key == "textbook":
-        from headcount.engines.textbook import Textbook
-
-        if version not in (None, Textbook.version):
-            raise UsageError(f"the textbook engine has no version {version!r}; leave --engine-version out")
-        return Textbook()
-    if key == "vllm":
-        from headcount.engines.vllm import Vllm
-
-        return Vllm(version)
-    if key in PLANNED:
-        raise UsageError(f"engine {key!r} is not modelled yet; allowed: {', '.join(ENGINES)}")
-    raise UnknownNameError(what="engine", given=name, allowed=[*ENGINES, *PLANNED])
+    found = _CLASSES.get(_ALIASES.get(key, key))
+    if found is None:
+        raise UnknownNameError(what="engine", given=name, allowed=[*ENGINES, *_ALIASES])
+    made: Engine = getattr(import_module("headcount.engines." + found[0]), found[1])(version)
+    return made
 
 
-__all__ = ["ENGINES", "PLANNED", "Case", "Engine", "GpuBudget", "Layout", "Replica", "Settings", "engine"]
+__all__ = [
+    "ENGINES",
+    "Case",
+    "Engine",
+    "GpuBudget",
+    "Launch",
+    "Layout",
+    "Pool",
+    "Replica",
+    "Settings",
+    "engine",
+]

@@ -3,8 +3,11 @@
 Planner and simulator ask an ``Engine``; every quirk (page rounding, reserved memory, replication, padding) lives in
 its module. An engine is keyed by version, and its rules may differ by layer kind: it sees whole ``LayerSpec`` objects.
 
-    Engine.refusal(model, layout)  -> None, or why this engine cannot run the layout
-    Engine.replica(case)           -> Replica: conversations, what binds, the ledger of one GPU
+    Engine.refusal(model, layout)   -> None, or why this engine cannot run the layout
+    Engine.replica(case)            -> Replica: conversations, what binds, the ledger of one GPU
+    Engine.loaded_bytes(case)       -> bytes of weights on the GPU that binds, as the engine logs them
+    Engine.pool(case, cache_bytes)  -> Pool: what the engine prints of a cache of that many bytes
+    Engine.launch(case, ...)        -> Launch: the server's command line that makes the plan true
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headcount.engines.arguments import Argument
+    from headcount.engines.calibration import Calibration
     from headcount.hardware import Accelerator
     from headcount.ledger import Ledger
     from headcount.spec.model import ModelSpec
@@ -46,8 +51,12 @@ class Settings(Record):
     """What the user asked of the engine; None means the engine's default for its version.
 
     reserve       fraction of the card kept free (textbook)
-    utilization   fraction of the card the engine may use (vLLM's gpu_memory_utilization)
+    utilization   fraction of the card the engine may use, in the engine's own meaning: vLLM's gpu_memory_utilization,
+                  SGLang's mem_fraction_static, TensorRT-LLM's free_gpu_memory_fraction
     memory_bytes  replaces what the card has
+    arguments     the engine's own arguments by their own names, ``("block-size", "32")``; the engine reads them
+                  (``arguments.py``)
+    calibration   what was measured on a server, in place of what the engine's rules predict
     """
 
     weights: str = "auto"
@@ -57,6 +66,8 @@ class Settings(Record):
     memory_bytes: int | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
+    arguments: tuple[tuple[str, str], ...] = ()
+    calibration: Calibration | None = None
 
     def _check(self) -> None:
         if self.reserve is not None and self.utilization is not None:
@@ -81,6 +92,8 @@ class GpuBudget(Record):
     weights    this rank's share of the model
     overhead   activations, graphs, communication buffers: ``(name, bytes)``
     kv_budget  what is left for conversations; negative when the weights do not fit
+    kv_low     the same at the low and at the high end of the stated uncertainty (equal to it where all is exact)
+    kv_high
     """
 
     memory: int
@@ -88,6 +101,46 @@ class GpuBudget(Record):
     weights: int
     overhead: tuple[tuple[str, int], ...]
     kv_budget: int
+    kv_low: int
+    kv_high: int
+
+
+class Pool(Record):
+    """What an engine makes of a number of cache bytes on one GPU, in its own printed figures.
+
+    tokens             the capacity it prints; 0 when nothing fits
+    bytes_per_token    cache bytes of one more token of one conversation on this GPU (fixed states not included)
+    blocks             pages of the pool, where the engine has them
+    block_tokens       tokens of the smallest page
+    concurrency        requests of ``case.context`` tokens, where the engine prints that
+    needed_bytes       what one request of ``case.context`` tokens is charged, where the engine checks it at start
+    """
+
+    tokens: int
+    bytes_per_token: float
+    blocks: int | None = None
+    block_tokens: int | None = None
+    concurrency: float | None = None
+    needed_bytes: int | None = None
+
+
+class Launch(Record):
+    """How the planned server is started.
+
+    argv         the command line, program first
+    environment  variables it needs
+    image        a public container image of that version
+    port         where it listens
+    health       path that answers 200 once it is ready
+    metrics      path of its Prometheus metrics, "" for none
+    """
+
+    argv: tuple[str, ...]
+    image: str
+    port: int
+    environment: tuple[tuple[str, str], ...] = ()
+    health: str = "/health"
+    metrics: str = "/metrics"
 
 
 class Replica(Record):
@@ -119,6 +172,8 @@ class Engine(ABC):
 
     name: str
     version: str
+    # The engine's own arguments that change memory, beyond those every engine has an option for.
+    arguments: tuple[Argument, ...] = ()
 
     @abstractmethod
     def refusal(self, model: ModelSpec, layout: Layout) -> str | None:
@@ -135,6 +190,24 @@ class Engine(ABC):
     @abstractmethod
     def kv_format_name(self, model: ModelSpec, settings: Settings) -> str:
         """The KV format in force: ``auto`` resolved by the engine's rule."""
+
+    @abstractmethod
+    def loaded_bytes(self, case: Case) -> int:
+        """Bytes of weights on the GPU that holds most of them, as the engine counts them after loading."""
+
+    @abstractmethod
+    def pool(self, case: Case, cache_bytes: int) -> Pool:
+        """What the engine prints when ``cache_bytes`` are left for its cache on every GPU.
+
+        Raises UnsupportedModelError for a cache that it has no known rule for.
+        """
+
+    def launch(self, case: Case, *, model: str, concurrency: int) -> Launch:
+        """The server's command line for ``case``, with ``model`` as its name and ``concurrency`` sequences at a time.
+
+        Raises UsageError for an engine that is no server.
+        """
+        raise UsageError(f"the {self.name} engine is arithmetic, not a server: there is nothing to launch")
 
 
 def head_refusal(model: ModelSpec, tp: int) -> str | None:

@@ -16,12 +16,14 @@ from headcount.engines.base import (
     Engine,
     GpuBudget,
     Layout,
+    Pool,
     Replica,
     Settings,
     even_stages,
     head_refusal,
     stage_model,
 )
+from headcount.errors import UsageError
 from headcount.ledger import Ledger, Term
 from headcount.spec.kv_format import kv_format
 from headcount.units import ceil_div
@@ -39,6 +41,10 @@ class Textbook(Engine):
     name = "textbook"
     version = "1"
 
+    def __init__(self, version: str | None = None) -> None:
+        if version not in (None, self.version):
+            raise UsageError(f"the textbook engine has no version {version!r}; leave --engine-version out")
+
     def refusal(self, model: ModelSpec, layout: Layout) -> str | None:
         """Heads are whole, and a pipeline has no more stages than blocks."""
         if layout.pp > len(model.layers):
@@ -53,6 +59,25 @@ class Textbook(Engine):
         """``memory x (1 - reserve)``."""
         memory = settings.memory_bytes or accelerator.datasheet_bytes
         return memory - _reserved(memory, settings)
+
+    def loaded_bytes(self, case: Case) -> int:
+        """The heaviest stage's weights / T."""
+        cuts = even_stages(len(case.model.layers), case.layout.pp)
+        return max(_stage_weights(case, start, end) for start, end in cuts)
+
+    def pool(self, case: Case, cache_bytes: int) -> Pool:
+        """``tokens = whole conversations x context``; bytes of a token on the fullest stage."""
+        kv = kv_format(self.kv_format_name(case.model, case.settings))
+        cuts = even_stages(len(case.model.layers), case.layout.pp)
+        parts = [stage_model(case.model, start, end) for start, end in cuts]
+        each = max(_rank_conversation_bytes(part, case.context, kv, case.layout.tp) for part in parts)
+        token = max(
+            _rank_conversation_bytes(part, case.context, kv, case.layout.tp)
+            - _rank_conversation_bytes(part, case.context - 1, kv, case.layout.tp)
+            for part in parts
+        )
+        held = _whole(cache_bytes, each)
+        return Pool(tokens=held * case.context, bytes_per_token=token, concurrency=held, needed_bytes=each)
 
     def replica(self, case: Case) -> Replica:
         """The module's two equations, on the stage that holds the fewest conversations."""
@@ -70,15 +95,19 @@ class Textbook(Engine):
         model, layout, settings = case.model, case.layout, case.settings
         memory = settings.memory_bytes or case.accelerator.datasheet_bytes
         reserved = _reserved(memory, settings)
-        fmt = weight_format(model, settings.weights)
-        numerator, denominator = nominal_scale(model, fmt)
-        stage_weights = rank_weights(model, fmt).stage(start, end)
-        stage_bytes = ceil_div(stage_weights * numerator, denominator)
-        weights = ceil_div(stage_bytes, layout.tp)
+        weights = _stage_weights(case, start, end)
         budget = memory - reserved - weights
         each = _rank_conversation_bytes(stage_model(model, start, end), case.context, kv, layout.tp)
         count = _whole(budget, each)
-        gpu = GpuBudget(memory=memory, reserved=reserved, weights=weights, overhead=(), kv_budget=budget)
+        gpu = GpuBudget(
+            memory=memory,
+            reserved=reserved,
+            weights=weights,
+            overhead=(),
+            kv_budget=budget,
+            kv_low=budget,
+            kv_high=budget,
+        )
         return Replica(
             conversations=count,
             low=count,
@@ -88,14 +117,12 @@ class Textbook(Engine):
             binding="the weights do not fit" if budget < 0 else "cache memory",
             make_ledger=lambda: Ledger(
                 name=f"one GPU, layers {start} to {end - 1}",
-                terms=_terms(case, kv, gpu, stage_bytes=stage_bytes, each=each, cut=(start, end)),
+                terms=_terms(case, kv, gpu, each=each, cut=(start, end)),
             ),
         )
 
 
-def _terms(
-    case: Case, kv: KvFormat, gpu: GpuBudget, *, stage_bytes: int, each: int, cut: tuple[int, int]
-) -> tuple[Term, ...]:
+def _terms(case: Case, kv: KvFormat, gpu: GpuBudget, *, each: int, cut: tuple[int, int]) -> tuple[Term, ...]:
     return (
         Term(
             name="card memory, as sold",
@@ -121,7 +148,7 @@ def _terms(
             value=gpu.weights,
             unit="B",
             formula="weight bytes of the stage / T",
-            numbers=f"{stage_bytes:,} / {case.layout.tp}",
+            numbers=f"layers {cut[0]} to {cut[1] - 1}, T = {case.layout.tp}",
         ),
         Term(
             name="cache budget",
@@ -148,6 +175,14 @@ def _terms(
             numbers=f"floor({gpu.kv_budget:,} / {each:,})",
         ),
     )
+
+
+def _stage_weights(case: Case, start: int, end: int) -> int:
+    """``ceil(weight bytes of the stage / T)``."""
+    fmt = weight_format(case.model, case.settings.weights)
+    numerator, denominator = nominal_scale(case.model, fmt)
+    stage = ceil_div(rank_weights(case.model, fmt).stage(start, end) * numerator, denominator)
+    return ceil_div(stage, case.layout.tp)
 
 
 def _reserve(settings: Settings) -> float:

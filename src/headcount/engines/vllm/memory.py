@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from headcount.cost.cache import mixer_runs
 from headcount.engines.base import Case
-from headcount.engines.vllm_pages import EngineRules, release
+from headcount.engines.vllm.rules import EngineRules, release
 from headcount.record import Record
 from headcount.spec.attention import LatentAttention
 from headcount.units import GIB

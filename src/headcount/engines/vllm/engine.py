@@ -6,31 +6,32 @@
     replica   = floor((blocks - 1) / blocks one conversation holds)
 
 Weights: vocabulary padded to 64 and divided by T, key/value heads max(1, K // T), latents and norms whole, absorbed
-copies of latent attention. Pages: ``vllm_pages.py``. Reserves: ``vllm_memory.py``, predicted with an interval.
+copies of latent attention. Pages: ``pages.py``. Reserves: ``memory.py``, predicted with an interval.
 """
 
 from __future__ import annotations
 
 from headcount.cost.weights import nominal_scale, rank_weights, weight_format
-from headcount.engines import vllm_memory
 from headcount.engines.base import (
     Case,
     Engine,
     GpuBudget,
     Layout,
+    Pool,
     Replica,
     Settings,
     cut_layers,
-    head_refusal,
 )
-from headcount.engines.vllm_cache import cache_setting, rank_layers
-from headcount.engines.vllm_ledger import Stage, replica_ledger
-from headcount.engines.vllm_pages import VERIFIED_VERSION, PagePlan, plan_stages, release, rules_for
+from headcount.engines.vllm import memory
+from headcount.engines.vllm.layers import cache_setting, rank_layers
+from headcount.engines.vllm.ledger import Stage, replica_ledger
+from headcount.engines.vllm.pages import PagePlan, in_flight_tokens, plan_stages
+from headcount.engines.vllm.refusals import VOCAB_MULTIPLE, vllm_refusal
+from headcount.engines.vllm.rules import VERIFIED_VERSION, rules_for
 from headcount.errors import LayoutError, UsageError
 from headcount.spec.attention import ChunkedAttention, CrossAttention
 from headcount.spec.kv_format import kv_format
-from headcount.spec.weight import EXPERTS, KV, REPLICATED
-from headcount.units import ceil_div, round_up
+from headcount.units import ceil_div
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,9 +40,7 @@ if TYPE_CHECKING:
     from headcount.hardware import Accelerator
     from headcount.spec.kv_format import KvFormat
     from headcount.spec.model import ModelSpec
-    from headcount.spec.weight import Weight
 
-VOCAB_MULTIPLE = 64
 # Formats of kv_cache_dtype, and the name of ours that stores the same bytes (fp32 scales inside the page).
 KV_FORMATS = {
     "fp16": "fp16",
@@ -52,18 +51,6 @@ KV_FORMATS = {
     "int4_per_token_head": "int4_per_token_head_fp32",
     "nvfp4": "nvfp4",
 }
-# Last version that had the architecture (vllm/model_executor/models/registry.py of 0.33.0).
-DROPPED = {
-    "qwen": "0.23.0",
-    "baichuan": "0.23.0",
-    "dots1": "0.23.0",
-    "bamba": "0.23.0",
-    "minimax": "0.23.0",
-    "persimmon": "0.25.0",
-    "mpt": "0.28.0",
-    "mllama_text_model": "0.10.2",
-}
-ABSENT = ("t5", "mt5", "umt5", "marian", "pegasus", "bart", "mbart", "recurrent_gemma")
 
 
 class Vllm(Engine):
@@ -77,15 +64,7 @@ class Vllm(Engine):
 
     def refusal(self, model: ModelSpec, layout: Layout) -> str | None:
         """What vLLM checks at start: architecture, heads, vocabulary, widths, packed groups, stages."""
-        family = model.family
-        if family in ABSENT:
-            return f"vLLM {self.version} does not serve model type {family}"
-        last = DROPPED.get(family)
-        if last and release(self.version) > release(last):
-            return f"vLLM dropped model type {family} after {last}"
-        if layout.pp > len(model.layers):
-            return f"{len(model.layers)} layers cannot make {layout.pp} stages"
-        return head_refusal(model, layout.tp) or _width_refusal(model, layout.tp)
+        return vllm_refusal(model, layout, self.version)
 
     def kv_format_name(self, model: ModelSpec, settings: Settings) -> str:
         """``auto``: what the checkpoint's KV scheme says, else the model's 16-bit type."""
@@ -102,8 +81,8 @@ class Vllm(Engine):
 
     def usable_bytes(self, accelerator: Accelerator, settings: Settings) -> int:
         """``ceil(total x utilization)``."""
-        memory = settings.memory_bytes or vllm_memory.device_bytes(accelerator)
-        return ceil_div(memory * round(self._utilization(settings) * 10**6), 10**6)
+        total = settings.memory_bytes or memory.device_bytes(accelerator)
+        return ceil_div(total * round(self._utilization(settings) * 10**6), 10**6)
 
     def _utilization(self, settings: Settings) -> float:
         if settings.utilization is not None:
@@ -114,6 +93,24 @@ class Vllm(Engine):
         """Plan the pages of every stage; the stage with the fewest blocks binds."""
         if not case.accelerator.modelled:
             raise LayoutError(f"vLLM is not modelled on {case.accelerator.name}")
+        kv = kv_format(self.kv_format_name(case.model, case.settings))
+        cuts, plans = self._plans(case)
+        charge = {"batches_in_flight": 2, "encoder_tokens": _source_tokens(case.model)}
+        # Beyond max_num_seqs a request waits, however much cache is free.
+        most_seqs = memory.batch_limits(case, self.rules)[1]
+        held = plans[0].resident_blocks(case.context, **charge)
+        stages = self._stages(case, cuts, plans, held=held, most_seqs=most_seqs)
+
+        def hold(room: Callable[[Stage], int]) -> int:
+            blocks = min(max(0, room(stage)) // stage.plan.bytes_per_block for stage in stages)
+            return min(plans[0].live_conversations(blocks, case.context, **charge), most_seqs)
+
+        worst = min(stages, key=lambda stage: stage.best // stage.plan.bytes_per_block)
+        counts = (hold(lambda s: s.best), hold(lambda s: s.least), hold(lambda s: s.most))
+        return self._answer(case, kv, worst, counts)
+
+    def _plans(self, case: Case) -> tuple[list[tuple[int, int]], tuple[PagePlan, ...]]:
+        """Cut the layers into stages and plan the pages of each."""
         kv = kv_format(self.kv_format_name(case.model, case.settings))
         cuts = pipeline_stages(len(case.model.layers), case.layout.pp)
         setting = cache_setting(case.model, kv, case.layout.tp, case.context)
@@ -126,19 +123,43 @@ class Vllm(Engine):
             mamba_cache_mode="align" if "align" in self.rules.mamba_modes else "none",
             engine_version=self.version,
         )
-        charge = {"batches_in_flight": 2, "encoder_tokens": _source_tokens(case.model)}
-        # Beyond max_num_seqs a request waits, however much cache is free.
-        most_seqs = vllm_memory.batch_limits(case, self.rules)[1]
-        held = plans[0].resident_blocks(case.context, **charge)
-        stages = self._stages(case, cuts, plans, held=held, most_seqs=most_seqs)
+        return cuts, plans
 
-        def hold(room: Callable[[Stage], int]) -> int:
-            blocks = min(max(0, room(stage)) // stage.plan.bytes_per_block for stage in stages)
-            return min(plans[0].live_conversations(blocks, case.context, **charge), most_seqs)
+    def loaded_bytes(self, case: Case) -> int:
+        """The heaviest stage's share of the tensors, and its absorbed copies."""
+        model, tp, layers = case.model, case.layout.tp, len(case.model.layers)
+        fmt = weight_format(model, case.settings.weights)
+        ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
+        numerator, denominator = nominal_scale(model, fmt)
+        absorbed = memory.absorbed_bytes(model, tp)
+        return max(
+            ceil_div(ranks.stage(start, end) * numerator, denominator) + absorbed * (end - start) // layers
+            for start, end in pipeline_stages(layers, case.layout.pp)
+        )
 
-        worst = min(stages, key=lambda stage: stage.best // stage.plan.bytes_per_block)
-        counts = (hold(lambda s: s.best), hold(lambda s: s.least), hold(lambda s: s.most))
-        return self._answer(case, kv, worst, counts)
+    def pool(self, case: Case, cache_bytes: int) -> Pool:
+        """Blocks, "GPU KV cache size", "Maximum concurrency" and what one longest request needs."""
+        _, plans = self._plans(case)
+        blocks = min(plan.num_blocks(cache_bytes) for plan in plans)
+        flight = in_flight_tokens(
+            memory.batch_limits(case, self.rules)[0],
+            pipeline_stages=case.layout.pp,
+            async_scheduling=self.rules.async_scheduling,
+            engine_version=self.version,
+        )
+        source = _source_tokens(case.model)
+        plan = plans[0]
+        return Pool(
+            tokens=plan.kv_tokens(blocks, case.context, flight, encoder_tokens=source),
+            bytes_per_token=max(each.bytes_per_block for each in plans)
+            / min(group.block_size for group in plan.groups),
+            blocks=blocks,
+            block_tokens=min(group.block_size for group in plan.groups),
+            concurrency=plan.concurrency(blocks, case.context, flight, encoder_tokens=source),
+            needed_bytes=max(
+                each.needed_bytes(case.context, flight, encoder_tokens=source) for each in plans
+            ),
+        )
 
     def _stages(
         self,
@@ -154,15 +175,15 @@ class Vllm(Engine):
         fmt = weight_format(model, case.settings.weights)
         ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
         numerator, denominator = nominal_scale(model, fmt)
-        absorbed = vllm_memory.absorbed_bytes(model, tp)
+        absorbed = memory.absorbed_bytes(model, tp)
         packed = fmt.packing is not None or (fmt.own and model.quantization is not None)
         requested = self.usable_bytes(case.accelerator, case.settings)
-        reserves: dict[tuple[bool, int], vllm_memory.Overhead] = {}
+        reserves: dict[tuple[bool, int], memory.Overhead] = {}
         stages = []
         for (start, end), plan in zip(cuts, plans, strict=True):
             shape = (end == layers, end - start)
             if shape not in reserves:
-                reserves[shape] = vllm_memory.overhead(
+                reserves[shape] = memory.overhead(
                     case, self.rules, last_stage=shape[0], stage_layers=shape[1], packed_experts=packed
                 )
             extra = reserves[shape]
@@ -188,7 +209,7 @@ class Vllm(Engine):
 
     def _answer(self, case: Case, kv: KvFormat, stage: Stage, counts: tuple[int, int, int]) -> Replica:
         best, least, most = counts
-        memory = case.settings.memory_bytes or vllm_memory.device_bytes(case.accelerator)
+        total = case.settings.memory_bytes or memory.device_bytes(case.accelerator)
         overhead = [
             ("activations", stage.overhead.activation),
             ("communication and kernels", stage.overhead.non_torch),
@@ -205,11 +226,13 @@ class Vllm(Engine):
         if best == stage.most_seqs:
             binding = f"max_num_seqs: the engine runs {best:,} sequences at a time (--max-seqs)"
         budget = GpuBudget(
-            memory=memory,
-            reserved=memory - stage.requested,
+            memory=total,
+            reserved=total - stage.requested,
             weights=stage.weights,
             overhead=tuple((name, count) for name, count in overhead if count),
             kv_budget=stage.best,
+            kv_low=stage.least,
+            kv_high=stage.most,
         )
         return Replica(
             conversations=best,
@@ -236,7 +259,7 @@ class Vllm(Engine):
             warnings.append(
                 f"vLLM {self.version}: the rules of {self.rules.version} are used, the newest known before it"
             )
-        if case.layout.tp > 1 and vllm_memory.absorbed_bytes(case.model, 1):
+        if case.layout.tp > 1 and memory.absorbed_bytes(case.model, 1):
             warnings.append(
                 f"a latent cache has no heads to divide: each of the {case.layout.tp} tensor-parallel ranks holds all of "
                 "it; data-parallel attention, which divides it, is not modelled"
@@ -268,39 +291,3 @@ def _source_tokens(model: ModelSpec) -> int:
         if isinstance(m, CrossAttention)
     ]
     return max(sources, default=0)
-
-
-def _width_refusal(model: ModelSpec, tp: int) -> str | None:
-    """Vocabulary (padded to 64) and every sharded width must divide; packed groups must stay whole."""
-    if tp == 1:
-        return None
-    if round_up(model.vocab_size, VOCAB_MULTIPLE) % tp:
-        return f"the vocabulary of {model.vocab_size:,} (padded to a multiple of 64) does not divide by {tp}"
-    for layer, _ in model.layer_runs():
-        for weight in layer.weights:
-            reason = _weight_refusal(model, weight, tp)
-            if reason:
-                return reason
-    return None
-
-
-def _weight_refusal(model: ModelSpec, weight: Weight, tp: int) -> str | None:
-    if not weight.linear or weight.shard in (REPLICATED, KV):
-        return None
-    short = weight.name.rsplit(".", 1)[-1]
-    # Column-parallel layers divide their outputs, row-parallel ones their inputs; experts divide their own width.
-    if weight.part == EXPERTS and model.hidden_size in weight.shape:
-        width = weight.shape[0] if weight.shape[1] == model.hidden_size else weight.shape[1]
-    else:
-        width = weight.shape[1] if weight.shard == "row" else weight.shape[0]
-    if width % tp:
-        return f"width {width:,} of {short} does not divide by {tp}"
-    packing = model.quantization.packing_of(weight, 0) if model.quantization is not None else None
-    if packing is None:
-        return None
-    unit = packing.group if weight.shard != "column" else packing.block_rows
-    if weight.part == EXPERTS:
-        unit = max(packing.block_rows, packing.group if packing.block_rows > 1 else 1)
-    if unit > 1 and (width // tp) % unit:
-        return f"{width:,} / {tp} = {width // tp:,} columns of {short} are not whole groups of {unit} ({packing.name})"
-    return None

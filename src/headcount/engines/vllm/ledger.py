@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from headcount.engines import vllm_memory
-from headcount.engines.vllm_pages import EngineRules, PagePlan
+from headcount.engines.vllm import memory
+from headcount.engines.vllm.pages import PagePlan
+from headcount.engines.vllm.rules import EngineRules
 from headcount.ledger import Ledger, Term
 from headcount.record import Record
 
@@ -23,7 +24,7 @@ class Stage(Record):
     plan: PagePlan
     weights: int
     absorbed: int
-    overhead: vllm_memory.Overhead
+    overhead: memory.Overhead
     requested: int
     best: int
     least: int
@@ -96,14 +97,14 @@ def _reserve_terms(stage: Stage, *, where: str) -> tuple[Term, ...]:
             value=extra.activation,
             unit="B",
             formula="max(forward, logits) + expert workspaces",
-            source=vllm_memory.SOURCE,
+            source=memory.SOURCE,
         ),
         Term(
             name="communication buffers and kernels",
             symbol="X",
             value=extra.non_torch,
             unit="B",
-            source=vllm_memory.SOURCE,
+            source=memory.SOURCE,
         ),
         Term(
             name="CUDA graphs",
@@ -113,7 +114,7 @@ def _reserve_terms(stage: Stage, *, where: str) -> tuple[Term, ...]:
             formula="0.0205 GiB per layer; at least 1.15 GiB with experts"
             if extra.graphs
             else "not charged by this version",
-            source=vllm_memory.SOURCE if extra.graphs else where,
+            source=memory.SOURCE if extra.graphs else where,
         ),
         Term(
             name="cache",

@@ -12,7 +12,7 @@ Source: vLLM 0.33.0, v1/kv_cache_interface.py, model_executor/layers/attention, 
 from __future__ import annotations
 
 from headcount.cost.cache import rank_mixer
-from headcount.engines.vllm_pages import align_hybrid_block, attention_layer, latent_layer, state_layer
+from headcount.engines.vllm.pages import align_hybrid_block, attention_layer, latent_layer, state_layer
 from headcount.errors import UnsupportedModelError
 from headcount.record import Record
 from headcount.spec.attention import (
@@ -29,7 +29,7 @@ from headcount.spec.attention import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from headcount.engines.vllm_groups import CacheLayer
+    from headcount.engines.vllm.groups import CacheLayer
     from headcount.spec.attention import Mixer
     from headcount.spec.kv_format import KvFormat
     from headcount.spec.model import ModelSpec

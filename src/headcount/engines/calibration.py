@@ -1,0 +1,142 @@
+"""What was measured on a server, so that later plans need not predict it: a small JSON file.
+
+A term that belongs to the model (weights, activations, graphs) is used for the same model, card, layout and engine
+release; one that belongs to the machine (device total, non-torch) for the same card, layout and engine. A plan names
+the file it used, and says when it does not apply.
+"""
+
+from __future__ import annotations
+
+import json
+
+from headcount.errors import UsageError
+from headcount.record import Record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from headcount.engines.base import Case
+
+FORMAT = "headcount calibration 1"
+_MACHINE = ("device_bytes", "non_torch_bytes")
+_MODEL = ("weight_bytes", "activation_bytes", "graph_bytes", "cache_bytes")
+_MOST_BYTES = 1 << 20
+
+
+class Calibration(Record):
+    """Measured bytes of one GPU, None where the log did not say; ``origin`` says which log or server, and when.
+
+    device_bytes      the card's total as the engine reported it
+    weight_bytes      weights after loading
+    activation_bytes  the peak of the profile run
+    non_torch_bytes   context, communication buffers and kernels that were charged
+    graph_bytes       CUDA graphs, where they were charged
+    cache_bytes       what was left for the cache (with ``utilization``)
+    """
+
+    engine: str
+    engine_version: str
+    model: str
+    gpu: str
+    tp: int
+    pp: int
+    origin: str
+    utilization: float | None = None
+    context: int | None = None
+    device_bytes: int | None = None
+    weight_bytes: int | None = None
+    activation_bytes: int | None = None
+    non_torch_bytes: int | None = None
+    graph_bytes: int | None = None
+    cache_bytes: int | None = None
+    path: str = ""
+
+    def applies_to_machine(self, case: Case, engine: str) -> bool:
+        """Same engine, card and layout: the machine's terms hold."""
+        same = (self.engine, self.gpu, self.tp, self.pp)
+        return same == (engine, case.accelerator.name, case.layout.tp, case.layout.pp)
+
+    def applies_to_model(self, case: Case, engine: str, version: str) -> bool:
+        """Same model and release as well: all terms hold."""
+        return (
+            self.applies_to_machine(case, engine)
+            and self.model.lower() == case.model.name.lower()
+            and self.engine_version == version
+        )
+
+    def measured(self, name: str, case: Case, engine: str, version: str) -> int | None:
+        """The measured value of ``name`` if it holds for this case, else None."""
+        holds = (
+            self.applies_to_machine(case, engine)
+            if name in _MACHINE
+            else self.applies_to_model(case, engine, version)
+        )
+        value: int | None = getattr(self, name)
+        return value if holds else None
+
+    def document(self) -> dict[str, object]:
+        """What is written to the file."""
+        fields = {name: getattr(self, name) for name in self._fields if name != "path"}
+        return {"format": FORMAT, **{name: value for name, value in fields.items() if value is not None}}
+
+
+def write_calibration(calibration: Calibration, path: str) -> None:
+    """Write the file; an existing one is replaced whole.
+
+    Raises UsageError when it cannot be written.
+    """
+    import os
+
+    text = json.dumps(calibration.document(), indent=2) + "\n"
+    partial = f"{path}.{os.getpid()}.part"
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def read_calibration(path: str) -> Calibration:
+    """Read the file that ``headcount verify --save`` wrote.
+
+    Raises UsageError for a file that is missing, too large, not JSON, or not such a file.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not a text file") from None
+    if len(text) > _MOST_BYTES:
+        raise UsageError(f"{path}: larger than any calibration file ({_MOST_BYTES:,} bytes)")
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path}: not JSON") from None
+    if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
+        raise UsageError(f"{path}: not a calibration file (verify --save writes one)")
+    return Calibration(**_checked(raw, path), path=path)
+
+
+def _checked(raw: dict[str, Any], path: str) -> dict[str, Any]:
+    text = ("engine", "engine_version", "model", "gpu", "origin")
+    for name in (*text, "tp", "pp"):
+        if name not in raw:
+            raise UsageError(f"{path}: {name!r} is missing")
+    for name, value in raw.items():
+        if name in text:
+            good = isinstance(value, str) and len(value) <= 500
+        elif name == "utilization":
+            good = isinstance(value, int | float) and 0 < value <= 1
+        elif name in (*_MACHINE, *_MODEL, "tp", "pp", "context"):
+            good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**50
+        else:
+            raise UsageError(f"{path}: unknown entry {name[:40]!r}")
+        if not good:
+            raise UsageError(f"{path}: {name} is {value!r:.60}, which is not possible")
+    if not raw["tp"] or not raw["pp"]:
+        raise UsageError(f"{path}: tp and pp are at least 1")
+    return raw
