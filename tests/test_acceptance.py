@@ -149,7 +149,9 @@ def test_deepseek_latent_is_whole_on_every_rank(ask: Ask) -> None:
 
 def test_deepseek_on_eight_h200(ask: Ask) -> None:
     plan = ask("fit deepseek-v3 --gpu h200 --gpus 8 --tp 8 --context 4096")
-    assert 170 <= plan["conversations"] <= 185  # planners that divide the latent by eight say 1,400
+    # 172 to 181 by the reserve that is taken (latent whole on every rank); planners that divide it by eight say 1,400.
+    assert plan["conversations_low"] <= 181 and plan["conversations_high"] >= 172
+    assert 160 <= plan["conversations"] <= 185
 
 
 def test_llama_on_h100_against_a_measured_start(ask: Ask) -> None:

@@ -11,6 +11,7 @@ from headcount.errors import ModelFileError, UnsupportedModelError
 from headcount.spec import catalogue
 from headcount.spec.huggingface.config import spec_from_config
 from headcount.spec.model import ModelSpec
+from headcount.spec.module_names import matches
 from headcount.spec.quantization import (
     AWQ,
     FP8_BLOCK,
@@ -22,7 +23,6 @@ from headcount.spec.quantization import (
     NVFP4,
     RECIPES,
     Quantization,
-    matches,
     read_quantization,
 )
 from headcount.spec.weight import EXPERTS, FEED_FORWARD, HEAD, Weight

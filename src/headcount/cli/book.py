@@ -5,6 +5,7 @@ from __future__ import annotations
 from headcount.cli.options import (
     Parser,
     add_deployment_options,
+    add_emit_option,
     add_model_options,
     add_output_options,
     head_change_warning,
@@ -33,6 +34,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--max-gpus", metavar="N", default="4096", help="search limit (default 4096)")
     add_output_options(parser)
+    add_emit_option(parser)
     return parser
 
 
@@ -47,6 +49,10 @@ def run(args: argparse.Namespace) -> int:
     required(args.gpu, "--gpu", "a100-80gb")
     model = read_asked_model(args)
     deployment = read_deployment(args, model)
+    if args.emit is not None:
+        from headcount.cli.emit import check_emit, emit_launch
+
+        check_emit(args, deployment.engine)
     price, source = hourly_price(args, deployment)
     demand = Demand(
         users=users,
@@ -57,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
         price_source=source,
     )
     plan = book(deployment, demand)
+    if args.emit is not None:
+        emit_launch(plan, args)
+        return 0
     plan = plan.replace(
         warnings=(*head_change_warning(args, model), *plan.warnings),
         what_ifs=what_ifs(deployment, demand, model_text=args.model),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from headcount.cli.options import (
     Parser,
     add_deployment_options,
+    add_emit_option,
     add_model_options,
     add_output_options,
     head_change_warning,
@@ -33,6 +34,7 @@ def make_parser() -> Parser:
     )
     add_deployment_options(parser)
     add_output_options(parser)
+    add_emit_option(parser)
     return parser
 
 
@@ -50,13 +52,18 @@ def run(args: argparse.Namespace) -> int:
     required(args.gpu, "--gpu", "a100-80gb")
     model = read_asked_model(args)
     deployment = read_deployment(args, model)
+    if args.emit is not None:
+        from headcount.cli.emit import check_emit, emit_launch
+
+        check_emit(args, deployment.engine)
     if context is None:
         assert users is not None
         plan = largest_context(deployment, gpus=gpus, users=users, allow_long=args.allow_long_context)
     else:
-        plan = fit(deployment, gpus=gpus, context=context, allow_long=args.allow_long_context)
-        if users is not None:
-            plan = plan.replace(users=users)
+        plan = fit(deployment, gpus=gpus, context=context, allow_long=args.allow_long_context, users=users)
+    if args.emit is not None:
+        emit_launch(plan, args)
+        return 0
     price, source = hourly_price(args, deployment)
     warnings = (*head_change_warning(args, model), *plan.warnings)
     emit_plan(plan.replace(usd_per_gpu_hour=price, price_source=source, warnings=warnings), args)

@@ -20,6 +20,8 @@ COMMANDS = {
     "explain": "derive attention, its gradient, the cache, ... step by step, with numbers",
     "experiment": "test the chapters' claims: variance, gradients, training, time",
     "prove": "build and run the model: every predicted count beside the measured one",
+    "verify": "read an engine's log or ask a live server: predicted beside reported",
+    "accuracy": "error of every prediction against published engine logs",
     "run": "run the model here: chat or complete, cache bytes shown as they grow",
     "heads": "what each attention head does, and what fewer would cost",
     "models": "list or search the model catalogue",

@@ -114,6 +114,15 @@ def add_output_options(parser: Parser) -> None:
     )
 
 
+def add_emit_option(parser: Parser) -> None:
+    """``--emit``."""
+    parser.add_argument(
+        "--emit",
+        metavar="KIND",
+        help="print how to start it: vllm, sglang, llama-server, docker-compose, kubernetes or ray",
+    )
+
+
 def add_deployment_options(parser: Parser) -> None:
     """Card, engine, layout and memory options of ``fit`` and ``book``."""
     parser.add_argument(

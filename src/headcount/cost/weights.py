@@ -3,6 +3,7 @@
     unpacked tensor          parameters x p                      p = 2 (fp16, bf16) or 4 (fp32)
     packed linear weight     see spec/quantization.py            scales and zero points included
     rank of a T-way split    rows or columns / T; key/value heads max(1, K // T) / K; norms and routers whole
+    tower (vision, audio)    like the rest over the ranks that share it, or whole on every rank: the engine's rule
 
 fp32 checkpoints are served in 16 bits unless ``--weights fp32`` asks otherwise (as engines do by default).
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 from headcount.errors import UnknownNameError
 from headcount.record import Record
 from headcount.spec.quantization import RECIPES
-from headcount.spec.weight import COLUMN, EXPERT, HEAD, KV, ROUTER, ROW, VOCAB
+from headcount.spec.weight import COLUMN, EXPERT, HEAD, KV, ROUTER, ROW, TOWER_PARTS, VOCAB
 from headcount.units import ceil_div, round_up
 
 TYPE_CHECKING = False
@@ -30,7 +31,7 @@ class WeightFormat(Record):
 
     name          what is shown: ``bf16``, ``fp8``, or the checkpoint's own quantisation method
     dtype_bytes   bytes of every number that is not packed
-    packing       packs every linear weight but router and LM head; None: the model's own quantisation, if any
+    packing       packs every linear weight but router, LM head and towers; None: the model's own quantisation, if any
     own           honour the model's own quantisation
     """
 
@@ -62,7 +63,8 @@ def weight_format(model: ModelSpec, name: str = "auto") -> WeightFormat:
 def _packing(model: ModelSpec, weight: Weight, layer: int, fmt: WeightFormat) -> Packing | None:
     if fmt.own:
         return model.quantization.packing_of(weight, layer) if model.quantization else None
-    if fmt.packing is None or not weight.linear or weight.part in (ROUTER, HEAD):
+    # Published quantised checkpoints of multimodal models leave the towers in 16 bits.
+    if fmt.packing is None or not weight.linear or weight.part in (ROUTER, HEAD, *TOWER_PARTS):
         return None
     return fmt.packing
 
@@ -109,6 +111,7 @@ class RankWeights(Record):
     last     final norm and LM head (last stage); a tied head repeats the embedding when the stages differ
     tied     bytes of the tied table
     encoder  the encoder's
+    tower    the vision and audio towers' (first stage), projectors included
     """
 
     layers: tuple[int, ...]
@@ -116,27 +119,37 @@ class RankWeights(Record):
     last: int
     tied: int
     encoder: int
+    tower: int = 0
 
     @property
     def total(self) -> int:
         """All of it on one rank."""
-        return sum(self.layers) + self.first + self.last + self.encoder
+        return sum(self.layers) + self.first + self.last + self.encoder + self.tower
 
     def stage(self, start: int, end: int) -> int:
         """Bytes of a pipeline stage that runs layers ``start`` to ``end`` (exclusive)."""
         count = sum(self.layers[start:end])
         if start == 0:
-            count += self.first + self.encoder
+            count += self.first + self.encoder + self.tower
         if end == len(self.layers):
             count += self.last + (self.tied if start else 0)
         return count
 
 
-def rank_weights(model: ModelSpec, fmt: WeightFormat, *, tp: int = 1, vocab_multiple: int = 1) -> RankWeights:
-    """Return what one of ``tp`` ranks stores. With tp = 1 and vocab_multiple = 1, ``total`` is the whole model."""
-    key = ("rank_weights", fmt, tp, vocab_multiple)
+def rank_weights(
+    model: ModelSpec, fmt: WeightFormat, *, tp: int = 1, vocab_multiple: int = 1, tower_tp: int | None = None
+) -> RankWeights:
+    """Return what one of ``tp`` ranks stores. With tp = 1 and vocab_multiple = 1, ``total`` is the whole model.
+
+    ``tower_tp``: ranks that share one copy of the vision and audio towers; 1: every rank has its own; None: ``tp``.
+    """
+    shared = tp if tower_tp is None else tower_tp
+    key = ("rank_weights", fmt, tp, vocab_multiple, shared)
     if key not in model.memo:
-        model.memo[key] = _count_rank(model, fmt, tp, vocab_multiple)
+        tower = sum(
+            tensor_bytes(model, weight, 0, fmt, shared, 1) for item in model.towers for weight in item.weights
+        )
+        model.memo[key] = _count_rank(model, fmt, tp, vocab_multiple).replace(tower=tower)
     found: RankWeights = model.memo[key]
     return found
 
@@ -183,14 +196,15 @@ def weight_bytes(model: ModelSpec, name: str = "auto") -> int:
     exact = rank_weights(model, fmt).total
     if model.nominal_parameters is None:
         return exact
-    return round(exact * model.nominal_parameters / model.parameters)
+    return round(exact * model.nominal_parameters / (model.parameters + model.tower_parameters))
 
 
 def nominal_scale(model: ModelSpec, fmt: WeightFormat) -> tuple[int, int]:
     """Return ``(numerator, denominator)`` by which exact per-rank bytes are scaled: a header's or nominal total."""
     exact = rank_weights(model, fmt).total
     if model.nominal_parameters is not None:
-        return round(exact * model.nominal_parameters / model.parameters), exact
+        stored = model.parameters + model.tower_parameters
+        return round(exact * model.nominal_parameters / stored), exact
     if fmt.own and model.checkpoint is not None:
         return model.checkpoint.total_bytes, exact
     return 1, 1

@@ -191,6 +191,18 @@ class Engine(ABC):
     def kv_format_name(self, model: ModelSpec, settings: Settings) -> str:
         """The KV format in force: ``auto`` resolved by the engine's rule."""
 
+    def weights_name(self, model: ModelSpec, settings: Settings) -> str:
+        """The weight format in force, as shown: ``auto`` resolved."""
+        from headcount.cost.weights import weight_format
+
+        return weight_format(model, settings.weights).name
+
+    def stored_bytes(self, model: ModelSpec, settings: Settings) -> int:
+        """Bytes of the whole model once in that format, as a checkpoint for this engine holds them."""
+        from headcount.cost.weights import weight_bytes
+
+        return weight_bytes(model, settings.weights)
+
     @abstractmethod
     def loaded_bytes(self, case: Case) -> int:
         """Bytes of weights on the GPU that holds most of them, as the engine counts them after loading."""
@@ -201,6 +213,17 @@ class Engine(ABC):
 
         Raises UnsupportedModelError for a cache that it has no known rule for.
         """
+
+    def printed_tokens(self, case: Case, printed_bytes: int) -> int:
+        """The token figure that belongs to ``printed_bytes`` of cache, as ``pool`` gives it.
+
+        An engine that is told its tokens and prints the bytes that they take overrides it.
+        """
+        return self.pool(case, printed_bytes).tokens
+
+    def default_utilization(self, case: Case) -> float | None:
+        """The fraction in force for ``case``, in the engine's own meaning; None for an engine that has none."""
+        return case.settings.utilization
 
     def launch(self, case: Case, *, model: str, concurrency: int) -> Launch:
         """The server's command line for ``case``, with ``model`` as its name and ``concurrency`` sequences at a time.

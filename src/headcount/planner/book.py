@@ -11,7 +11,6 @@ one can book, but no layout needs less.
 from __future__ import annotations
 
 from headcount.cost.cache import conversation_bytes
-from headcount.cost.weights import weight_bytes
 from headcount.engines.base import Layout, Replica
 from headcount.errors import LayoutError
 from headcount.ledger import Ledger, Term
@@ -190,7 +189,7 @@ class Bound(Record):
 def lower_bound(deployment: Deployment, demand: Demand) -> Bound:
     """Return the pooled bound of this demand."""
     each = conversation_bytes(deployment.model, demand.context, deployment.kv)
-    weights = weight_bytes(deployment.model, deployment.settings.weights)
+    weights = deployment.engine.stored_bytes(deployment.model, deployment.settings)
     return Bound(
         conversation_bytes=each,
         weight_bytes=weights,

@@ -7,7 +7,6 @@ Conversations are whole and live on one replica; every replica has its own copy 
 from __future__ import annotations
 
 from headcount.cost.model_ledger import model_ledger
-from headcount.cost.weights import weight_bytes, weight_format
 from headcount.engines.base import Layout
 from headcount.errors import LayoutError, UsageError
 from headcount.ledger import Ledger, Term
@@ -42,8 +41,18 @@ class Trial(Record):
         return None if self.replica is None else self.layout.dp * self.replica.conversations
 
 
-def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: bool = False) -> Plan:
+def fit(
+    deployment: Deployment,
+    *,
+    gpus: int | None,
+    context: int,
+    allow_long: bool = False,
+    users: int | None = None,
+) -> Plan:
     """Return the plan for ``gpus`` cards (or the layout that was fixed) at ``context`` tokens.
+
+    A verdict that flips within the engine's stated uncertainty (whether one conversation, or ``users`` of them, fit) is
+    said to be too close to call.
 
     Raises LayoutError when every layout is refused, UsageError when the fixed layout does not use ``gpus``.
     """
@@ -58,6 +67,7 @@ def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: b
         )
     if not replica.conversations:
         warnings += (f"nothing fits: {replica.binding}",)
+    warnings += too_close(layout.dp * replica.low, layout.dp * replica.high, users)
     others = tuple(
         Alternative(layout=other.layout, conversations=other.conversations, refused=other.refused)
         for other in tried
@@ -72,11 +82,20 @@ def fit(deployment: Deployment, *, gpus: int | None, context: int, allow_long: b
         conversations=layout.dp * replica.conversations,
         low=layout.dp * replica.low,
         high=layout.dp * replica.high,
-        users=None,
+        users=users,
         alternatives=others,
         warnings=(*warnings, *replica.warnings, *standing_warnings(deployment)),
         ledger=total_ledger(deployment, context, layout, replica),
     )
+
+
+def too_close(low: int, high: int, users: int | None) -> tuple[str, ...]:
+    """A warning when ``low`` conversations give another verdict than ``high`` of them."""
+    wanted = 1 if users is None else users
+    if (low >= wanted) == (high >= wanted):
+        return ()
+    verdict = "whether anything fits" if users is None else f"whether {users:,} fit"
+    return (f"too close to call {verdict}: {low:,} to {high:,} conversations within the stated uncertainty",)
 
 
 def best_layout(deployment: Deployment, *, gpus: int | None, context: int) -> tuple[Trial, list[Trial]]:
@@ -117,8 +136,8 @@ def total_ledger(deployment: Deployment, context: int, layout: Layout, replica: 
         model,
         context,
         deployment.kv,
-        weight_name=weight_format(model, settings.weights).name,
-        total=weight_bytes(model, settings.weights),
+        weight_name=deployment.engine.weights_name(model, settings),
+        total=deployment.engine.stored_bytes(model, settings),
     )
     return Ledger(name="conversations", terms=(total,), parts=(replica.ledger, own))
 

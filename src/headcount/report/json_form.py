@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headcount.cost.cache import conversation_bytes, token_bytes
-from headcount.cost.weights import weight_bytes, weight_format
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +46,6 @@ def plan_document(plan: Plan) -> dict[str, object]:
     """
     deployment, model, budget = plan.deployment, plan.deployment.model, plan.replica.budget
     kv = deployment.kv
-    fmt = weight_format(model, deployment.settings.weights)
     document: dict[str, object] = {
         "question": plan.question,
         "model": {"name": model.name, "family": model.family, "source": model.source},
@@ -58,12 +56,12 @@ def plan_document(plan: Plan) -> dict[str, object]:
             "gpus": plan.layout.gpus,
             "layout": layout_document(plan.layout),
             "context": plan.context,
-            "weights": fmt.name,
+            "weights": deployment.engine.weights_name(model, deployment.settings),
             "kv": kv.name,
         },
         "kv_bytes_per_token": token_bytes(model, kv),
         "kv_bytes_per_conversation": conversation_bytes(model, plan.context, kv),
-        "weight_bytes": weight_bytes(model, deployment.settings.weights),
+        "weight_bytes": deployment.engine.stored_bytes(model, deployment.settings),
         "parameters": model.nominal_parameters or model.parameters,
         "memory_bytes": budget.memory,
         "reserved_bytes": budget.reserved,

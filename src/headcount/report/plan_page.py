@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headcount.cost.weights import weight_format
 from headcount.report.console import Page, bar
 from headcount.units import gb, gib
 
@@ -11,6 +10,8 @@ if TYPE_CHECKING:
     from headcount.planner.plan import Plan
 
 _LABEL = 13
+# What --emit calls the line of an engine's own server.
+LAUNCHED_AS = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llama-server"}
 # Counts below the answer that are told apart; a booking of 100 GPUs does not list 99 failures.
 _SMALLER_SHOWN = 3
 
@@ -32,14 +33,16 @@ def write_plan(page: Page, plan: Plan) -> None:
             answer = "nothing fits" if gpus is None else f"{gpus:,} GPU{'s' if gpus != 1 else ''}"
             page.line(f"  {change:<22}{answer:<14}{note}".rstrip())
     page.blank()
-    page.line("Arithmetic: --explain     Data: --json", "dim")
+    launch = LAUNCHED_AS.get(plan.deployment.engine.name)
+    launched = f"     Launch it: --emit {launch}" if launch else ""
+    page.line(f"Arithmetic: --explain{launched}     Data: --json", "dim")
 
 
 def _title(page: Page, plan: Plan) -> None:
     deployment, layout = plan.deployment, plan.layout
     card = deployment.accelerator.name.upper()
     model = deployment.model
-    weights = weight_format(model, deployment.settings.weights).name
+    weights = deployment.engine.weights_name(model, deployment.settings)
     replicas = f"{layout.dp:,} replica{'s' if layout.dp != 1 else ''}, {layout.words()}"
     engine = f"{deployment.engine.name} {deployment.engine.version}".replace("textbook 1", "textbook")
     how = f"{replicas}, {engine}, {weights} weights, {deployment.kv.name} KV"

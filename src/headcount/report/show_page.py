@@ -44,8 +44,11 @@ def _parameters(page: Page, found: Profile) -> None:
     if found.active is not None and found.active != found.parameters:
         active = f", {human_count(found.active)} per token"
     page.line(f"{page.styled('Parameters', 'bold')}     {found.parameters:,}{active}")
+    together = sum(found.parts.values())
     for part, count in found.parts.items():
-        page.line(f"  {part:<20}{count:>20,}  {100 * count / found.parameters:5.1f} %")
+        page.line(f"  {part:<20}{count:>20,}  {100 * count / together:5.1f} %")
+    if found.model.towers:
+        page.line(f"  {'with the towers':<20}{together:>20,}")
     page.blank()
     page.line("Weights", "bold")
     stored = found.weight_name if found.weight_name not in _SHOWN_WEIGHTS else ""

@@ -245,6 +245,7 @@ class StateSpace(Mixer):
     conv_elements       the last K - 1 inputs of the causal convolution
     recurrent_elements  the state matrix
     *_bytes             bytes of one number of each; None: the model's own 16- or 32-bit type, see ``state_bytes``
+    conv_columns        K - 1, so that an engine that keeps more columns can count them; 0 without a convolution
     """
 
     family: str
@@ -252,6 +253,7 @@ class StateSpace(Mixer):
     recurrent_elements: int
     recurrent_dtype_bytes: int | None = None
     conv_dtype_bytes: int | None = None
+    conv_columns: int = 0
 
     @property
     def kind(self) -> str:

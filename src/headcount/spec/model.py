@@ -3,7 +3,8 @@
     ModelSpec
     |-- outside     embeddings, positions, final norm, LM head
     |-- layers      LayerSpec x L: mixers (what is remembered), feed_forward, weights (what is stored)
-    `-- encoder     EncoderSpec for encoder-decoder models
+    |-- encoder     EncoderSpec for encoder-decoder models
+    `-- towers      TowerSpec per encoder of images or sound beside the language model
 
 Equal layers are one shared object, so a 126-layer model holds two or three ``LayerSpec``.
 """
@@ -56,6 +57,33 @@ class EncoderSpec(Record):
     max_source_positions: int
 
 
+class TowerSpec(Record):
+    """An encoder of images or sound beside the language model; it runs once per item and keeps no cache of its own.
+
+    Its weights carry the parts ``vision``, ``audio`` and ``projector`` (``spec/weight.py``), and the shard that tensor
+    parallelism would give them: whether an engine divides a tower is the engine's rule.
+
+    kind         ``vision`` or ``audio``
+    family       Hugging Face ``model_type`` of the encoder (``siglip_vision_model``, ``pixtral``, ...)
+    layers       blocks; 0 for an encoder that is not made of equal blocks
+    hidden_size  width of a block
+    heads        attention heads of a block
+    weights      every tensor, projector included; the tensors of equal blocks are one ``Weight`` with ``copies``
+    """
+
+    kind: str
+    family: str
+    layers: int
+    hidden_size: int
+    heads: int
+    weights: tuple[Weight, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Stored numbers: ``sum of copies x prod(shape)``, projector included."""
+        return sum(weight.parameters for weight in self.weights)
+
+
 class ModelSpec(Record):
     """A model as read from a config, a header, the catalogue or an inline description.
 
@@ -65,6 +93,7 @@ class ModelSpec(Record):
     quantization   how linear weights are packed; None when they are not
     checkpoint     exact bytes per tensor when a file header was read
     nominal_parameters  set by ``--params``: the advertised count that replaces the exact one
+    towers         encoders of images and sound that are known; one that is not known is named in ``notes``
     parameters_known   False for an inline description without ffn and vocab: only its cache can be counted
     notes          what a reader should know (a vision tower left out, a class default used, ...)
     """
@@ -80,6 +109,7 @@ class ModelSpec(Record):
     dtype: str
     source: str
     encoder: EncoderSpec | None = None
+    towers: tuple[TowerSpec, ...] = ()
     quantization: Quantization | None = None
     checkpoint: Checkpoint | None = None
     nominal_parameters: int | None = None
@@ -109,7 +139,7 @@ class ModelSpec(Record):
         return runs
 
     def all_weights(self) -> Iterator[tuple[Weight, int]]:
-        """Yield ``(weight, times)`` for every tensor of decoder, encoder and outside."""
+        """Yield ``(weight, times)`` for every tensor of decoder, encoder and outside; the towers are apart."""
         for layer, count in self.layer_runs():
             for weight in layer.weights:
                 yield weight, count
@@ -124,5 +154,13 @@ class ModelSpec(Record):
 
     @property
     def parameters(self) -> int:
-        """Exact trainable parameters: tied embeddings once, buffers and multi-token-prediction layers left out."""
+        """Exact trainable parameters of the language model: tied embeddings once, no buffers, no multi-token prediction.
+
+        The count published for a multimodal checkpoint is this plus ``tower_parameters``.
+        """
         return sum(weight.parameters * times for weight, times in self.all_weights())
+
+    @property
+    def tower_parameters(self) -> int:
+        """Exact parameters of all towers, projectors included; 0 without any."""
+        return sum(tower.parameters for tower in self.towers)

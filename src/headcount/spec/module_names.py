@@ -77,12 +77,13 @@ def _wildcards(entries: list[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(translate(entry) for entry in entries))
 
 
-def matches(name: str, entries: tuple[str, ...]) -> bool:
-    """Whether a module ``name`` is named by an ignore list.
+def matches(name: str, entries: tuple[str, ...], *, tower: bool = False) -> bool:
+    """Whether a module ``name`` is named by an ignore list; ``tower``: it belongs to a vision or audio encoder.
 
     An entry is a module path or a run of its parts (``lm_head``, ``mlp.gate``, ``model.layers.0``), a ``re:``
     pattern matched from the start, or a wildcard pattern. Multimodal checkpoints put ``language_model`` into the
-    path; both spellings are tried. Raises ModelFileError for a pattern that cannot be read or may never end.
+    path; both spellings are tried, and those that files of other ages give an encoder's modules.
+    Raises ModelFileError for a pattern that cannot be read or may never end.
     """
     if not entries:
         return False
@@ -90,11 +91,19 @@ def matches(name: str, entries: tuple[str, ...]) -> bool:
     # with its reading, so its identity is not used again.
     if id(entries) not in _read:
         _read[id(entries)] = (entries, NameList(entries))
-    spellings = [name]
-    if name.startswith("model."):
+    spellings = _tower_spellings(name) if tower else [name]
+    if not tower and name.startswith("model."):
         spellings += [name.replace("model.", "model.language_model.", 1), "language_model." + name, name[6:]]
     runs: set[str] = set()
     for spelling in spellings:
         parts = spelling.split(".")
         runs.update(".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
     return _read[id(entries)][1].names(spellings, runs)
+
+
+def _tower_spellings(name: str) -> list[str]:
+    """A tower's module as transformers 5 names it, as 4 did (``vision_tower.vision_model``), and below ``model.``."""
+    root, _, rest = name.partition(".")
+    older = [f"{root}.vision_model.{rest}"] if root == "vision_tower" else []
+    spellings = [name, *older]
+    return [*spellings, *("model." + s for s in spellings), *("thinker." + s for s in spellings)]

@@ -12,7 +12,9 @@
     nvfp4                  4   16 values         1           -            one E4M3 per 16, + fp32 weight and input scales
     compressed-tensors     as its config_groups say                       scales in 16 bits; packed ints: + 16 B shape
 
-Embeddings, norms, biases, routers and everything the config's ignore list names stay in the model's 16-bit type.
+Embeddings, norms, biases, routers and everything the config's ignore list names stay in the model's 16-bit type. So do
+vision and audio towers under GPTQ and AWQ, whose tools pack the decoder's blocks only, and wherever the config lists no
+exceptions at all; elsewhere the list decides.
 That is why the bytes are not ``parameters x b / 8``. Left out, below 1 MB a model: bitsandbytes' code tables, and the
 empty biases that AutoGPTQ writes beside every matrix. Checked against published checkpoints in the tests.
 """
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 from headcount.errors import ModelFileError, UnsupportedModelError
 from headcount.record import Record
-from headcount.spec.weight import EXPERTS, HEAD, ROUTER, SHARED_EXPERTS
+from headcount.spec.weight import EXPERTS, HEAD, ROUTER, SHARED_EXPERTS, TOWER_PARTS
 from headcount.units import ceil_div
 
 TYPE_CHECKING = False
@@ -110,6 +112,7 @@ class Quantization(Record):
     rules     first match wins
     ignore    modules left in 16 bits
     packs_head  whether the LM head is packed when no ignore entry names it
+    packs_towers  the same of the linear weights of vision and audio towers
     notes     what the config leaves open, and what is assumed in its place
     """
 
@@ -117,6 +120,7 @@ class Quantization(Record):
     rules: tuple[Rule, ...]
     ignore: tuple[str, ...] = ()
     packs_head: bool = False
+    packs_towers: bool = False
     kv_cache_bits: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -124,13 +128,19 @@ class Quantization(Record):
         """The packing of ``weight`` in layer ``layer`` (its ``{i}``); None when it stays in 16 bits."""
         if not weight.linear or weight.part == ROUTER or (weight.part == HEAD and not self.packs_head):
             return None
+        # Only quantised models pay for the import.
+        from headcount.spec.module_names import matches
+
+        tower = weight.part in TOWER_PARTS
+        if tower and not self.packs_towers:
+            return None
         name = weight.name.replace("{i}", str(layer)).replace("*", "0")
-        if matches(name, self.ignore):
+        if matches(name, self.ignore, tower=tower):
             return None
         for rule in self.rules:
             if rule.parts and weight.part not in rule.parts:
                 continue
-            if "Linear" in rule.targets or matches(name, rule.targets):
+            if "Linear" in rule.targets or matches(name, rule.targets, tower=tower):
                 return rule.packing
         return None
 
@@ -141,16 +151,6 @@ class Quantization(Record):
 
     def _entries(self) -> list[str]:
         return [*self.ignore, *(target for rule in self.rules for target in rule.targets)]
-
-
-def matches(name: str, entries: tuple[str, ...]) -> bool:
-    """Whether a module ``name`` is named by a list of the config; see ``module_names.matches``."""
-    if not entries:
-        return False
-    # Only models with such a list pay for the import (and for ``re``).
-    from headcount.spec import module_names
-
-    return module_names.matches(name, entries)
 
 
 def read_quantization(config: dict[str, Any]) -> Quantization | None:
@@ -279,7 +279,11 @@ def _read_fp8(raw: dict[str, Any], method: str) -> Quantization:
     # (arXiv 2407.21783, section 6.2); DeepSeek's and Qwen's fp8 configs need no list.
     notes = _unlisted(raw, method) if method == "fbgemm-fp8" else ()
     return Quantization(
-        method=method, rules=(Rule(packing=packing),), ignore=_names(raw, *_SKIPS), notes=notes
+        method=method,
+        rules=(Rule(packing=packing),),
+        ignore=_names(raw, *_SKIPS),
+        packs_towers=_lists_exceptions(raw),
+        notes=notes,
     )
 
 
@@ -337,7 +341,10 @@ def _read_bitsandbytes(raw: dict[str, Any], method: str) -> Quantization:
             if raw.get("bnb_4bit_use_double_quant")
             else NF4.replace(name="nf4", scale_bytes=4, super_scale_group=0)
         )
-    return Quantization(method=method, rules=(Rule(packing=packing),), ignore=_names(raw, *_SKIPS))
+    # Every linear layer of the model is replaced, its towers' too, unless the list names them.
+    return Quantization(
+        method=method, rules=(Rule(packing=packing),), ignore=_names(raw, *_SKIPS), packs_towers=True
+    )
 
 
 def _read_mxfp4(raw: dict[str, Any], method: str) -> Quantization:
@@ -347,7 +354,12 @@ def _read_mxfp4(raw: dict[str, Any], method: str) -> Quantization:
 
 
 def _read_mxfp8(raw: dict[str, Any], method: str) -> Quantization:
-    return Quantization(method=method, rules=(Rule(packing=MXFP8),), ignore=_names(raw, *_SKIPS))
+    return Quantization(
+        method=method,
+        rules=(Rule(packing=MXFP8),),
+        ignore=_names(raw, *_SKIPS),
+        packs_towers=_lists_exceptions(raw),
+    )
 
 
 def _group_packing(weights: dict[str, Any], inputs: object, file_format: str) -> Packing:
@@ -418,6 +430,7 @@ def _read_compressed_tensors(raw: dict[str, Any], method: str) -> Quantization:
         rules=tuple(rules),
         ignore=_names(raw, *_SKIPS),
         packs_head=_lists_exceptions(raw),
+        packs_towers=_lists_exceptions(raw),
         kv_cache_bits=kv_bits,
         notes=_unlisted(raw, method),
     )
@@ -484,12 +497,20 @@ def _read_modelopt(raw: dict[str, Any], method: str) -> Quantization:
             chosen = _algorithm(entry.get("quant_algo") if isinstance(entry, dict) else entry)
             by_packing.setdefault(chosen, []).append(str(name))
         rules = tuple(Rule(packing=packing, targets=tuple(names)) for packing, names in by_packing.items())
-        return Quantization(method=method, rules=rules, ignore=ignore, packs_head=True, kv_cache_bits=kv_bits)
+        return Quantization(
+            method=method,
+            rules=rules,
+            ignore=ignore,
+            packs_head=True,
+            packs_towers=True,
+            kv_cache_bits=kv_bits,
+        )
     return Quantization(
         method=method,
         rules=(Rule(packing=_algorithm(algorithm)),),
         ignore=ignore,
         packs_head=_lists_exceptions(inner),
+        packs_towers=_lists_exceptions(inner),
         kv_cache_bits=kv_bits,
         notes=_unlisted(inner, method),
     )

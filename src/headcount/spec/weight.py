@@ -26,6 +26,11 @@ ROUTER = "router"
 NORM = "norm"
 HEAD = "lm_head"
 OTHER = "other"
+# Encoders of images and sound beside a language model, and what maps their output into it.
+VISION = "vision"
+AUDIO = "audio"
+PROJECTOR = "projector"
+TOWER_PARTS = (VISION, AUDIO, PROJECTOR)
 
 
 class Weight(Record):

@@ -21,7 +21,8 @@ class Observation(Record):
     date                     of the log, ``2026-04-18``: stands for the release when the version was not said
     gpu_memory_utilization   the engine's own fraction: vLLM's utilization, SGLang's mem_fraction_static, TensorRT-LLM's
                              fraction of free memory
-    weights_gib .. kv_cache_memory_gib   per GPU [GiB]
+    weights_gib .. kv_cache_memory_gib   per GPU [GiB]; llama.cpp and Ollama print sums over devices (a compute buffer is
+                             the largest of one)
     kv_cache_tokens, num_gpu_blocks, max_concurrency   as printed; max_concurrency is of requests of
                              ``max_concurrency_tokens`` (else ``max_model_len``) tokens
     kv_needed_gib            one request of max_model_len tokens, as a refusal prints it

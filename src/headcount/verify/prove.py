@@ -137,6 +137,8 @@ def _affordable() -> int:
 def _static_lines(spec: ModelSpec, weights: str, note: str) -> list[Line]:
     """Parameters by part and weight bytes of the model laid out whole: the meta device gives shapes, not memory."""
     network = build_network(spec).to(_DTYPES[weights])
+    # The transformer runs language models: vision and audio towers are not built, and not compared.
+    spec = spec.replace(towers=())
     predicted, found = parameters_by_part(spec), measured.parameters_by_part(network)
     group = "parameters" + (f", {note}" if note else "")
     lines = [
@@ -198,7 +200,7 @@ def _rank_lines(small: Reduced, tp: int, *, tokens: int, kv: str) -> list[Line]:
     Raises LayoutError when the ranks together do not compute what the whole model does.
     """
     spec, format = small.spec, kv_format(kv)
-    plain = spec.replace(checkpoint=None, quantization=None, nominal_parameters=None)
+    plain = spec.replace(checkpoint=None, quantization=None, nominal_parameters=None, towers=())
     weight = rank_weights(plain, weight_format(plain, "fp32"), tp=tp).total
     cache = sum(times * rank_mixer(mixer, tp).kv_bytes(tokens, format) for mixer, times in mixer_runs(spec))
     lines = []

@@ -11,11 +11,11 @@ copies of latent attention. Pages: ``pages.py``. Reserves: ``memory.py``, predic
 
 from __future__ import annotations
 
-from headcount.cost.weights import nominal_scale, rank_weights, weight_format
 from headcount.engines.base import (
     Case,
     Engine,
     GpuBudget,
+    Launch,
     Layout,
     Pool,
     Replica,
@@ -25,11 +25,13 @@ from headcount.engines.base import (
 from headcount.engines.vllm import memory
 from headcount.engines.vllm.layers import cache_setting, rank_layers
 from headcount.engines.vllm.ledger import Stage, replica_ledger
-from headcount.engines.vllm.pages import PagePlan, in_flight_tokens, plan_stages
-from headcount.engines.vllm.refusals import VOCAB_MULTIPLE, vllm_refusal
+from headcount.engines.vllm.options import VLLM_ARGUMENTS, Setup, resolve, total_bytes, utilization
+from headcount.engines.vllm.pages import PagePlan, plan_stages
+from headcount.engines.vllm.refusals import vllm_refusal
 from headcount.engines.vllm.rules import VERIFIED_VERSION, rules_for
+from headcount.engines.vllm.weights import stage_weights
 from headcount.errors import LayoutError, UsageError
-from headcount.spec.attention import ChunkedAttention, CrossAttention
+from headcount.spec.attention import CompressedLatent, CrossAttention, LatentAttention
 from headcount.spec.kv_format import kv_format
 from headcount.units import ceil_div
 
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from headcount.hardware import Accelerator
-    from headcount.spec.kv_format import KvFormat
     from headcount.spec.model import ModelSpec
 
 # Formats of kv_cache_dtype, and the name of ours that stores the same bytes (fp32 scales inside the page).
@@ -57,6 +58,7 @@ class Vllm(Engine):
     """One version of vLLM; see the module."""
 
     name = "vllm"
+    arguments = VLLM_ARGUMENTS
 
     def __init__(self, version: str | None = None) -> None:
         self.version = (version or VERIFIED_VERSION).strip().removeprefix("v")
@@ -81,135 +83,131 @@ class Vllm(Engine):
 
     def usable_bytes(self, accelerator: Accelerator, settings: Settings) -> int:
         """``ceil(total x utilization)``."""
-        total = settings.memory_bytes or memory.device_bytes(accelerator)
-        return ceil_div(total * round(self._utilization(settings) * 10**6), 10**6)
-
-    def _utilization(self, settings: Settings) -> float:
-        if settings.utilization is not None:
-            return settings.utilization
-        return self.rules.default_utilization if settings.reserve is None else 1 - settings.reserve
+        total = total_bytes(accelerator, settings)
+        return ceil_div(total * round(utilization(settings, self.rules) * 10**6), 10**6)
 
     def replica(self, case: Case) -> Replica:
         """Plan the pages of every stage; the stage with the fewest blocks binds."""
         if not case.accelerator.modelled:
             raise LayoutError(f"vLLM is not modelled on {case.accelerator.name}")
-        kv = kv_format(self.kv_format_name(case.model, case.settings))
-        cuts, plans = self._plans(case)
-        charge = {"batches_in_flight": 2, "encoder_tokens": _source_tokens(case.model)}
-        # Beyond max_num_seqs a request waits, however much cache is free.
-        most_seqs = memory.batch_limits(case, self.rules)[1]
+        setup = self._setup(case)
+        cuts, plans = self._plans(case, setup)
+        charge = {"batches_in_flight": setup.in_flight_batches, "encoder_tokens": _source_tokens(case.model)}
         held = plans[0].resident_blocks(case.context, **charge)
-        stages = self._stages(case, cuts, plans, held=held, most_seqs=most_seqs)
+        stages = self._stages(case, setup, cuts, plans, held=held)
 
         def hold(room: Callable[[Stage], int]) -> int:
-            blocks = min(max(0, room(stage)) // stage.plan.bytes_per_block for stage in stages)
-            return min(plans[0].live_conversations(blocks, case.context, **charge), most_seqs)
+            blocks = setup.blocks or min(
+                max(0, room(stage)) // stage.plan.bytes_per_block for stage in stages
+            )
+            # Beyond max_num_seqs a request waits, however much cache is free.
+            return min(plans[0].live_conversations(blocks, case.context, **charge), setup.seqs)
 
         worst = min(stages, key=lambda stage: stage.best // stage.plan.bytes_per_block)
         counts = (hold(lambda s: s.best), hold(lambda s: s.least), hold(lambda s: s.most))
-        return self._answer(case, kv, worst, counts)
+        return self._answer(case, setup, worst, counts)
 
-    def _plans(self, case: Case) -> tuple[list[tuple[int, int]], tuple[PagePlan, ...]]:
+    def _setup(self, case: Case) -> Setup:
+        return resolve(case, self.rules, self.kv_format_name(case.model, case.settings), self.version)
+
+    def _plans(self, case: Case, setup: Setup) -> tuple[list[tuple[int, int]], tuple[PagePlan, ...]]:
         """Cut the layers into stages and plan the pages of each."""
-        kv = kv_format(self.kv_format_name(case.model, case.settings))
         cuts = pipeline_stages(len(case.model.layers), case.layout.pp)
-        setting = cache_setting(case.model, kv, case.layout.tp, case.context)
-        chunked = any(
-            isinstance(m, ChunkedAttention) for layer, _ in case.model.layer_runs() for m in layer.mixers
+        setting = cache_setting(case.model, setup, case.layout.tp)
+        packed = any(
+            isinstance(m, CompressedLatent) for layer, _ in case.model.layer_runs() for m in layer.mixers
         )
         plans = plan_stages(
             [rank_layers(case.model, start, end, setting) for start, end in cuts],
-            hybrid_manager=not chunked,
-            mamba_cache_mode="align" if "align" in self.rules.mamba_modes else "none",
+            hybrid_manager=setup.hybrid_manager,
+            mamba_cache_mode=setup.mamba_mode,
             engine_version=self.version,
+            block_outermost=packed,
+            context_shards=setup.context_shards,
         )
         return cuts, plans
 
+    def default_utilization(self, case: Case) -> float | None:
+        """gpu_memory_utilization: as asked, else the release's default."""
+        return utilization(case.settings, self.rules)
+
     def loaded_bytes(self, case: Case) -> int:
         """The heaviest stage's share of the tensors, and its absorbed copies."""
-        model, tp, layers = case.model, case.layout.tp, len(case.model.layers)
-        fmt = weight_format(model, case.settings.weights)
-        ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
-        numerator, denominator = nominal_scale(model, fmt)
-        absorbed = memory.absorbed_bytes(model, tp)
-        return max(
-            ceil_div(ranks.stage(start, end) * numerator, denominator) + absorbed * (end - start) // layers
-            for start, end in pipeline_stages(layers, case.layout.pp)
-        )
+        cuts = pipeline_stages(len(case.model.layers), case.layout.pp)
+        loaded = stage_weights(case, cuts, self.version)
+        return max(weights + absorbed for weights, absorbed in loaded)
 
     def pool(self, case: Case, cache_bytes: int) -> Pool:
         """Blocks, "GPU KV cache size", "Maximum concurrency" and what one longest request needs."""
-        _, plans = self._plans(case)
-        blocks = min(plan.num_blocks(cache_bytes) for plan in plans)
-        flight = in_flight_tokens(
-            memory.batch_limits(case, self.rules)[0],
-            pipeline_stages=case.layout.pp,
-            async_scheduling=self.rules.async_scheduling,
-            engine_version=self.version,
-        )
-        source = _source_tokens(case.model)
+        setup = self._setup(case)
+        _, plans = self._plans(case, setup)
+        blocks = setup.blocks or min(plan.num_blocks(cache_bytes) for plan in plans)
+        source, longest, flight = _source_tokens(case.model), setup.longest, setup.in_flight_tokens
         plan = plans[0]
+        block = min(group.block_size for group in plan.groups)
         return Pool(
-            tokens=plan.kv_tokens(blocks, case.context, flight, encoder_tokens=source),
-            bytes_per_token=max(each.bytes_per_block for each in plans)
-            / min(group.block_size for group in plan.groups),
+            tokens=plan.kv_tokens(blocks, longest, flight, encoder_tokens=source),
+            bytes_per_token=max(each.bytes_per_block for each in plans) / block,
             blocks=blocks,
-            block_tokens=min(group.block_size for group in plan.groups),
-            concurrency=plan.concurrency(blocks, case.context, flight, encoder_tokens=source),
-            needed_bytes=max(
-                each.needed_bytes(case.context, flight, encoder_tokens=source) for each in plans
-            ),
+            block_tokens=block,
+            concurrency=plan.concurrency(blocks, longest, flight, encoder_tokens=source),
+            needed_bytes=max(each.needed_bytes(longest, flight, encoder_tokens=source) for each in plans),
         )
 
     def _stages(
-        self,
-        case: Case,
-        cuts: list[tuple[int, int]],
-        plans: tuple[PagePlan, ...],
-        *,
-        held: int,
-        most_seqs: int,
+        self, case: Case, setup: Setup, cuts: list[tuple[int, int]], plans: tuple[PagePlan, ...], *, held: int
     ) -> list[Stage]:
         """Every stage's memory. Stages of one length differ in their weights only, so reserves are predicted once."""
-        model, tp, layers = case.model, case.layout.tp, len(case.model.layers)
-        fmt = weight_format(model, case.settings.weights)
-        ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
-        numerator, denominator = nominal_scale(model, fmt)
-        absorbed = memory.absorbed_bytes(model, tp)
-        packed = fmt.packing is not None or (fmt.own and model.quantization is not None)
+        layers = len(case.model.layers)
         requested = self.usable_bytes(case.accelerator, case.settings)
-        reserves: dict[tuple[bool, int], memory.Overhead] = {}
+        loaded = stage_weights(case, cuts, self.version)
+        reserves: dict[tuple[bool, bool, int], memory.Overhead] = {}
         stages = []
-        for (start, end), plan in zip(cuts, plans, strict=True):
-            shape = (end == layers, end - start)
+        for (start, end), plan, (weights, absorbed) in zip(cuts, plans, loaded, strict=True):
+            shape = (start == 0, end == layers, end - start)
             if shape not in reserves:
                 reserves[shape] = memory.overhead(
-                    case, self.rules, last_stage=shape[0], stage_layers=shape[1], packed_experts=packed
+                    case, setup, self.rules, first_stage=shape[0], last_stage=shape[1], stage_layers=shape[2]
                 )
             extra = reserves[shape]
-            weights = ceil_div(ranks.stage(start, end) * numerator, denominator)
-            share = absorbed * (end - start) // layers
-            room = requested - weights - share
+            room = requested - weights - absorbed
+            best, least, most = room - extra.total, room - extra.high, room - extra.low
+            given = setup.cache_bytes if setup.cache_bytes is not None else self._measured_cache(case)
+            if given is not None:
+                best = least = most = given
             stages.append(
                 Stage(
                     cut=(start, end),
                     plan=plan,
                     weights=weights,
-                    absorbed=share,
+                    absorbed=absorbed,
                     overhead=extra,
                     requested=requested,
-                    best=room - extra.total,
-                    least=room - extra.high,
-                    most=room - extra.low,
+                    best=best,
+                    least=least,
+                    most=most,
                     held=held,
-                    most_seqs=most_seqs,
+                    most_seqs=setup.seqs,
                 )
             )
         return stages
 
-    def _answer(self, case: Case, kv: KvFormat, stage: Stage, counts: tuple[int, int, int]) -> Replica:
+    def launch(self, case: Case, *, model: str, concurrency: int) -> Launch:
+        """``vllm serve`` with every figure of the plan as a flag."""
+        from headcount.engines.vllm.launch import vllm_launch
+
+        return vllm_launch(self, case, model=model, concurrency=concurrency)
+
+    def _measured_cache(self, case: Case) -> int | None:
+        """The cache a calibration saw on a server that was started as this case asks."""
+        found = case.settings.calibration
+        if found is None or found.utilization != utilization(case.settings, self.rules):
+            return None
+        return found.measured("cache_bytes", case, self.name, self.version)
+
+    def _answer(self, case: Case, setup: Setup, stage: Stage, counts: tuple[int, int, int]) -> Replica:
         best, least, most = counts
-        total = case.settings.memory_bytes or memory.device_bytes(case.accelerator)
+        total = total_bytes(case.accelerator, case.settings)
         overhead = [
             ("activations", stage.overhead.activation),
             ("communication and kernels", stage.overhead.non_torch),
@@ -246,8 +244,8 @@ class Vllm(Engine):
                 stage,
                 budget,
                 rules=self.rules,
-                utilization=self._utilization(case.settings),
-                kv=kv,
+                utilization=utilization(case.settings, self.rules),
+                kv=setup.kv,
                 count=best,
             ).replace(name=f"one GPU, layers {stage.cut[0]} to {stage.cut[1] - 1}"),
             warnings=self._warnings(case),
@@ -259,10 +257,18 @@ class Vllm(Engine):
             warnings.append(
                 f"vLLM {self.version}: the rules of {self.rules.version} are used, the newest known before it"
             )
-        if case.layout.tp > 1 and memory.absorbed_bytes(case.model, 1):
+        latent = any(
+            isinstance(m, LatentAttention) for layer, _ in case.model.layer_runs() for m in layer.mixers
+        )
+        if case.layout.tp > 1 and latent:
             warnings.append(
                 f"a latent cache has no heads to divide: each of the {case.layout.tp} tensor-parallel ranks holds all of "
                 "it; data-parallel attention, which divides it, is not modelled"
+            )
+        if memory.any_resolution(case.model):
+            warnings.append(
+                f"{case.model.name}: start-up encodes images of the largest size that is allowed; that peak is uncertain "
+                "by 1.5 GiB and more (limit the pixels, or --engine-arg language-model-only)"
             )
         card = case.accelerator
         if case.settings.memory_bytes is None and card.reported_mib is None:

@@ -4,14 +4,18 @@
     latent            no heads: whole on every rank; 64-token blocks beside a sparse indexer, whose keys are a layer too
     chunked           full, because the hybrid manager is off for Llama 4
     states            page padded to the attention page, whose block is lengthened until one state fits
+    compressed        DeepSeek-V4: a window, one entry per r tokens, an indexer, and the rings that compressors fill
     shared            nothing
+    drafter           MTP or EAGLE: one more layer like the model's last attention layer
 
-Source: vLLM 0.33.0, v1/kv_cache_interface.py, model_executor/layers/attention, platforms/interface.py.
+Source: vLLM 0.33.0, v1/kv_cache_interface.py, model_executor/layers/attention, platforms/interface.py,
+models/deepseek_v4 (attention.py, compressor.py).
 """
 
 from __future__ import annotations
 
 from headcount.cost.cache import rank_mixer
+from headcount.engines.vllm.groups import CacheLayer
 from headcount.engines.vllm.pages import align_hybrid_block, attention_layer, latent_layer, state_layer
 from headcount.errors import UnsupportedModelError
 from headcount.record import Record
@@ -26,61 +30,74 @@ from headcount.spec.attention import (
     SlidingWindow,
     StateSpace,
 )
+from headcount.units import ceil_div, round_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from headcount.engines.vllm.groups import CacheLayer
+    from headcount.engines.vllm.options import Setup
     from headcount.spec.attention import Mixer
-    from headcount.spec.kv_format import KvFormat
     from headcount.spec.model import ModelSpec
 
 _BLOCK = 16
+_CPU_BLOCK = 128
 _SPARSE_BLOCK = 64
-# fp8_ds_mla: 512 fp8 values, 4 fp32 scales, 64 bf16 rotary values (V3.2).
-_FP8_DS_MLA = 656
+# fp8_ds_mla: 512 fp8 values, 4 fp32 scales, 64 bf16 rotary values (V3.2); nvfp4_ds_mla packs the latent in 4 bits.
+_DS_MLA = {"fp8": 656, "nvfp4": 352}
+# DeepSeek-V4: 448 fp8 values, 64 bf16 rotary values, 8 scale bytes; pages are multiples of 576 B (512 B unpacked).
+_V4_ENTRY, _V4_ALIGN, _V4_PLAIN_ALIGN = 584, 576, 512
+_V4_BLOCK, _V4_WINDOW_BLOCK = 256, 64
+# Rings of unfinished groups: (block, tokens kept) by rate; fp32 keys and scores, twice as wide where groups overlap.
+_V4_RINGS = {4: (4, 8), 128: (8, 128)}
 
 
 class CacheSetting(Record):
-    """What the layers of one model share: format, sharding, the aligned block and the longest request."""
+    """What the layers of one model share: the case's setup, sharding, the aligned block and the state's page."""
 
-    kv: KvFormat
+    setup: Setup
     tp: int
-    context: int
     block: int
     state_page: int = 0
-    chunked_is_full: bool = True
 
 
-def cache_setting(model: ModelSpec, kv: KvFormat, tp: int, context: int) -> CacheSetting:
-    """Find the block size: 16, 64 beside a sparse indexer, or lengthened until an attention page holds a state."""
+def cache_setting(model: ModelSpec, setup: Setup, tp: int) -> CacheSetting:
+    """Find the block size: 16 (128 on a CPU), 64 beside a sparse indexer, or lengthened until a page holds a state."""
     mixers = {mixer for layer, _ in model.layer_runs() for mixer in layer.mixers}
-    states = [rank_mixer(mixer, tp) for mixer in mixers if isinstance(mixer, StateSpace)]
     sparse = any(isinstance(mixer, LatentAttention) and mixer.index_head_dim for mixer in mixers)
-    setting = CacheSetting(kv=kv, tp=tp, context=context, block=_SPARSE_BLOCK if sparse else _BLOCK)
+    default = _CPU_BLOCK if setup.on_cpu else _BLOCK
+    setting = CacheSetting(setup=setup, tp=tp, block=_SPARSE_BLOCK if sparse else setup.block_size or default)
+    states = [
+        _state_bytes(part, setup)
+        for part in (rank_mixer(m, tp) for m in mixers)
+        if isinstance(part, StateSpace)
+    ]
     if not states:
         return setting
-    state_bytes = max(
-        mixer.state_bytes(_state_dtype_bytes(kv)) for mixer in states if isinstance(mixer, StateSpace)
-    )
     token_bytes = [
-        rank_mixer(mixer, tp).entry_bytes(kv)
+        rank_mixer(mixer, tp).entry_bytes(setup.kv)
         for mixer in mixers
         if isinstance(mixer, FullAttention | SlidingWindow | LatentAttention)
     ]
     if not token_bytes:
-        return setting.replace(block=max(context, 1))
+        return setting.replace(block=max(setup.longest, 1))
     aligned = align_hybrid_block(
         attention_bytes_per_token=max(token_bytes),
-        state_bytes=state_bytes,
-        kernel_block=_BLOCK,
-        block_size=_BLOCK,
+        state_bytes=max(states),
+        kernel_block=default,
+        block_size=setup.block_size or default,
         latent=any(isinstance(mixer, LatentAttention) for mixer in mixers),
     )
     return setting.replace(block=aligned.block_size, state_page=aligned.page_bytes)
 
 
-def _state_dtype_bytes(kv: KvFormat) -> int:
-    return 4 if kv.name == "fp32" else 2
+def _state_bytes(part: StateSpace, setup: Setup) -> int:
+    """One state: K - 1 columns of the convolution and one for each drafted token, and the recurrent numbers."""
+    own = 4 if setup.kv.name == "fp32" else 2
+    if setup.state_bytes is not None:
+        part = part.replace(recurrent_dtype_bytes=setup.state_bytes)
+    if setup.draft_tokens and part.conv_columns:
+        wider = part.conv_elements // part.conv_columns * (part.conv_columns + setup.draft_tokens)
+        part = part.replace(conv_elements=wider)
+    return part.state_bytes(own)
 
 
 def rank_layers(
@@ -89,8 +106,12 @@ def rank_layers(
     """The cache layers of decoder blocks ``start`` to ``end`` as ``(layer, count)`` runs, in order."""
     runs: list[tuple[CacheLayer, int]] = []
     known: dict[Mixer, list[CacheLayer]] = {}
-    for layer in model.layers[start:end]:
-        for mixer in layer.mixers:
+    last = end == len(model.layers)
+    blocks = [layer.mixers for layer in model.layers[start:end]]
+    if last and setting.setup.drafter in ("mtp", "eagle", "eagle3"):
+        blocks.append((_drafter_mixer(model),))
+    for mixers in blocks:
+        for mixer in mixers:
             if mixer not in known:
                 known[mixer] = _cache_layers(mixer, setting)
             for entry in known[mixer]:
@@ -99,6 +120,17 @@ def rank_layers(
                 else:
                     runs.append((entry, 1))
     return runs
+
+
+def _drafter_mixer(model: ModelSpec) -> Mixer:
+    """The cache of a one-layer drafter: like the model's last full (or latent) attention layer."""
+    for layer in reversed(model.layers):
+        for mixer in layer.mixers:
+            if isinstance(mixer, FullAttention | LatentAttention | CompressedLatent):
+                return (
+                    mixer.replace(rate=0, index_head_dim=0) if isinstance(mixer, CompressedLatent) else mixer
+                )
+    raise UnsupportedModelError(f"{model.name} has no full attention layer that a drafter could be like")
 
 
 def _cache_layers(mixer: Mixer, setting: CacheSetting) -> list[CacheLayer]:
@@ -111,10 +143,18 @@ def _cache_layers(mixer: Mixer, setting: CacheSetting) -> list[CacheLayer]:
     if isinstance(part, CompressedLatent):
         return _compressed(part, setting)
     if isinstance(part, StateSpace):
-        state_bytes = part.state_bytes(_state_dtype_bytes(setting.kv))
-        block = setting.block if setting.state_page else max(setting.context, 1)
+        state_bytes = _state_bytes(part, setting.setup)
+        block = setting.block if setting.state_page else max(setting.setup.longest, 1)
         page = max(setting.state_page, state_bytes)
-        return [state_layer(block_size=block, state_bytes=state_bytes, page_bytes=page, identity=part.family)]
+        return [
+            state_layer(
+                block_size=block,
+                state_bytes=state_bytes,
+                page_bytes=page,
+                identity=part.family,
+                speculative_blocks=setting.setup.draft_tokens,
+            )
+        ]
     if isinstance(part, HeadedAttention):
         return [_headed(part, setting)]
     raise UnsupportedModelError(f"no vLLM cache rule for layer kind {mixer.kind!r}")
@@ -122,31 +162,32 @@ def _cache_layers(mixer: Mixer, setting: CacheSetting) -> list[CacheLayer]:
 
 def _headed(part: HeadedAttention, setting: CacheSetting) -> CacheLayer:
     kind, reach = "full", 0
-    if isinstance(part, SlidingWindow):
+    if isinstance(part, SlidingWindow) and setting.setup.windows:
         kind, reach = "sliding", part.window
     elif isinstance(part, CrossAttention):
         kind = "cross"
-    elif isinstance(part, ChunkedAttention) and not setting.chunked_is_full:
-        kind, reach = "chunked", part.chunk
+    elif isinstance(part, ChunkedAttention):
+        # The hybrid manager is off for Llama 4, so that a chunk allocates like full attention.
+        kind, reach = ("chunked", part.chunk) if setting.setup.hybrid_manager else ("full", 0)
     return attention_layer(
         kind,
         block_size=setting.block,
         heads=part.num_key_value_heads,
         widths=(part.head_dim, part.v_head_dim),
-        token_bytes=part.entry_bytes(setting.kv),
-        dtype=setting.kv.name,
+        token_bytes=part.entry_bytes(setting.setup.kv),
+        dtype=setting.setup.kv.name,
         reach=reach,
     )
 
 
 def _latent(part: LatentAttention, setting: CacheSetting) -> list[CacheLayer]:
-    width = part.latent_width
-    token_bytes = setting.kv.row_bytes(1, width)
-    if part.index_head_dim and setting.kv.name == "fp8":
-        token_bytes = _FP8_DS_MLA
-    layers = [
-        latent_layer(block_size=setting.block, width=width, token_bytes=token_bytes, dtype=setting.kv.name)
-    ]
+    width, kv = part.latent_width, setting.setup.kv
+    if setting.setup.latent != "latent":
+        return [_expanded(part, setting)]
+    token_bytes = kv.row_bytes(1, width)
+    if part.index_head_dim and kv.name in _DS_MLA:
+        token_bytes = _DS_MLA[kv.name]
+    layers = [latent_layer(block_size=setting.block, width=width, token_bytes=token_bytes, dtype=kv.name)]
     if part.index_head_dim:
         layers.append(
             latent_layer(
@@ -160,8 +201,80 @@ def _latent(part: LatentAttention, setting: CacheSetting) -> list[CacheLayer]:
     return layers
 
 
+def _expanded(part: LatentAttention, setting: CacheSetting) -> CacheLayer:
+    """Before 0.7.1: all heads' keys and values, both padded to 256 (later: to the query's width)."""
+    widths = {"256": 256, "query": part.qk_nope_head_dim + part.qk_rope_head_dim}
+    width = widths.get(setting.setup.latent)
+    if width is None:
+        raise UnsupportedModelError(f"vLLM {setting.setup.version} did not have latent attention")
+    heads = part.num_attention_heads
+    return attention_layer(
+        "full",
+        block_size=setting.block,
+        heads=heads,
+        widths=(width, width),
+        token_bytes=2 * setting.setup.kv.row_bytes(heads, width),
+        dtype=setting.setup.kv.name,
+    )
+
+
 def _compressed(part: CompressedLatent, setting: CacheSetting) -> list[CacheLayer]:
-    raise UnsupportedModelError(
-        "compressed attention (DeepSeek-V4) has a packed page layout in vLLM that is not modelled yet; "
-        "--engine textbook counts its ideal cache"
+    """DeepSeek-V4: the window's layer, and for rate r > 1 the compressed layer, its rings and its indexer."""
+    packed = setting.setup.kv.name in _DS_MLA
+    align = _V4_ALIGN if packed else _V4_PLAIN_ALIGN
+    entry = _v4_entry(part, setting)
+    layers = [_aligned("sliding_mla", _V4_WINDOW_BLOCK, _V4_WINDOW_BLOCK * entry, align, window=part.window)]
+    if not part.rate:
+        return layers
+    states = _V4_BLOCK // part.rate
+    layers.append(
+        _aligned("mla", _V4_BLOCK, states * entry, align, per_state=part.rate, identity="compressed")
+    )
+    widths = [part.head_dim]
+    if part.index_head_dim:
+        scale = 4 * ceil_div(part.index_head_dim, 128)
+        page = states * (part.index_head_dim + scale)
+        layers.append(_aligned("mla", _V4_BLOCK, page, align, per_state=part.rate, identity="indexer"))
+        widths.append(part.index_head_dim)
+    block, window = _V4_RINGS.get(part.rate, (0, 0))
+    if not block:
+        raise UnsupportedModelError(f"vLLM has no ring for a compression rate of {part.rate}; known: 4, 128")
+    overlap = 2 if part.rate == min(_V4_RINGS) else 1
+    for width in widths:
+        # A key and a score for each number, in fp32.
+        page = block * width * overlap * 2 * 4
+        layers.append(_aligned("sliding_mla", block, page, align, window=window, identity=f"ring {width}"))
+    return layers
+
+
+def _v4_entry(part: CompressedLatent, setting: CacheSetting) -> int:
+    kv = setting.setup.kv
+    if kv.name == "fp8":
+        return _V4_ENTRY
+    if kv.name == "nvfp4":
+        return _DS_MLA["nvfp4"]
+    return kv.row_bytes(1, part.head_dim)
+
+
+def _aligned(
+    kind: str,
+    block: int,
+    content: int,
+    align: int,
+    *,
+    window: int = 0,
+    per_state: int = 1,
+    identity: str = "",
+) -> CacheLayer:
+    page = round_up(content, align)
+    return CacheLayer(
+        kind=kind,
+        block_size=block,
+        page_bytes=page,
+        content_page_bytes=0 if page == content else content,
+        page_alignment=align,
+        window=window,
+        heads=1,
+        tokens_per_state=per_state,
+        identity=identity,
     )

@@ -96,8 +96,8 @@ def _reserve_terms(stage: Stage, *, where: str) -> tuple[Term, ...]:
             symbol="A",
             value=extra.activation,
             unit="B",
-            formula="max(forward, logits) + expert workspaces",
-            source=memory.SOURCE,
+            formula="max(forward + workspaces, sampler's copies) + tables",
+            source=memory.ACTIVATION_SOURCE,
         ),
         Term(
             name="communication buffers and kernels",
@@ -111,7 +111,7 @@ def _reserve_terms(stage: Stage, *, where: str) -> tuple[Term, ...]:
             symbol="U",
             value=extra.graphs,
             unit="B",
-            formula="0.0205 GiB per layer; at least 1.15 GiB with experts"
+            formula="0.0205 GiB x layers x capture sizes / 51 + 0.06 GiB; 1.15 GiB for the layers with experts"
             if extra.graphs
             else "not charged by this version",
             source=memory.SOURCE if extra.graphs else where,

@@ -7,37 +7,38 @@ vLLM measures the last three at start-up; they follow from no formula of the mod
 start-up logs of one H100 80GB with vLLM 0.17 to 0.19, 8192 batched tokens and 1024 sequences (llm-d-planner pull
 request 205, 2026-04); ``tests/engines/test_vllm_memory.py`` prints the error on each of them.
 
-    activation = max(forward, logits) + expert workspaces
-    logits     = rows x V x c + tokens x D x 2 + 0.12 GiB       c = 14 B (38.6 B before 0.17): the sampler's copies
+    activation = max(forward + workspaces, logits + workspaces if they are kept)
+    logits     = rows x V x c + tokens x D x 2 + ...              the sampler's copies, by release (``rules.py``)
     forward    = tokens x (3 F / T + 4 D) x 2
     workspaces = tokens x top_k x (max(2 F_e / T, D) + max(F_e / T, D)) x 2, for experts that are not packed
+    towers     = tokens x D x 2 + 0.12 GiB                      encoder outputs kept, and the encoder's activations
+    graphs     = 0.0205 GiB x layers x capture sizes / 51       (1.15 GiB in place of it with experts)
 """
 
 from __future__ import annotations
 
-from headcount.cost.cache import mixer_runs
+from headcount.cost.weights import weight_format
 from headcount.engines.base import Case
-from headcount.engines.vllm.rules import EngineRules, release
+from headcount.engines.device import CUDA_KEEPS_SPREAD, device_bytes
+from headcount.engines.vllm.options import measured_device
+from headcount.engines.vllm.rules import (
+    CUBLAS_BYTES_SM90,
+    EngineRules,
+    bytes_per_logit,
+    release,
+    runs_v2,
+    sampler_peak_bytes,
+)
 from headcount.record import Record
-from headcount.spec.attention import LatentAttention
+from headcount.spec.attention import StateSpace
 from headcount.units import GIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from headcount.hardware import Accelerator
+    from headcount.engines.vllm.options import Setup
     from headcount.spec.model import ModelSpec
 
 _LOGS = "vLLM 0.19 start-up logs on H100 80GB, llm-d-planner PR 205"
-# CUDA shows a process less than nvidia-smi's total: 79.19 GiB of 81559 MiB (H100), 23.58 of 24576 (RTX 3090), 39.39
-# of 40960 (A100), 44.42 of 46068 (L40S), 178.36 of 183359 (B200): 0.35 to 0.70 GiB.
-CUDA_KEEPS = round(0.5 * GIB)
-CUDA_KEEPS_SPREAD = round(0.2 * GIB)
-
-
-# Bytes per (row, vocabulary entry) of the sampler's dummy run: 38.4 to 39.6 in every 0.11 to 0.16 log, 14.8 to 16.2
-# (hidden states included) from 0.17 on.
-_LOGIT_BYTES = (38.6, 14.0)
-_SAMPLER_CHANGED = "0.17.1"
 
 
 class Overhead(Record):
@@ -55,80 +56,215 @@ class Overhead(Record):
         return self.activation + self.non_torch + self.graphs
 
 
-def device_bytes(accelerator: Accelerator) -> int:
-    """What CUDA reports as the device's total."""
-    return accelerator.driver_bytes - (CUDA_KEEPS if accelerator.vendor == "nvidia" else 0)
-
-
-def batch_limits(case: Case, rules: EngineRules) -> tuple[int, int]:
-    """``(max_num_batched_tokens, max_num_seqs)``: as asked, else the API server's defaults by card size."""
-    memory = case.settings.memory_bytes or device_bytes(case.accelerator)
-    if rules.tier_160_gib and memory >= 160 * GIB:
-        tokens, seqs = 16384, 1024
-    elif memory >= 70 * GIB and not case.accelerator.name.startswith(_small_batches(rules)):
-        tokens, seqs = 8192, 1024
-    else:
-        tokens, seqs = 2048, 256
-    asked = case.settings.max_num_batched_tokens
-    return asked or tokens, min(case.settings.max_num_seqs or seqs, asked or tokens)
-
-
-def _small_batches(rules: EngineRules) -> tuple[str, ...]:
-    """Large cards that get the small card's batches all the same."""
-    return ("dgx-spark",) if rules.a100_is_large else ("a100", "dgx-spark")
-
-
 def overhead(
-    case: Case, rules: EngineRules, *, last_stage: bool, stage_layers: int, packed_experts: bool
+    case: Case, setup: Setup, rules: EngineRules, *, first_stage: bool, last_stage: bool, stage_layers: int
 ) -> Overhead:
-    """Predict activation, non-torch and graph bytes of one GPU; see the module for the equations and their origin."""
-    model, tp = case.model, case.layout.tp
-    tokens, rows = batch_limits(case, rules)
-    width, expert = _widths(model)
-    forward = tokens * (3 * width // tp + 4 * model.hidden_size) * 2
-    logit_bytes = _LOGIT_BYTES[release(rules.version) >= release(_SAMPLER_CHANGED)]
-    logits = round(rows * model.vocab_size * logit_bytes + tokens * model.hidden_size * 2 + 0.12 * GIB)
-    activation = max(forward, logits) if last_stage else forward
-    if expert is not None and not packed_experts:
-        expert_width, top_k = expert
-        columns = max(2 * expert_width // tp, model.hidden_size) + max(expert_width // tp, model.hidden_size)
-        activation += tokens * top_k * columns * 2
-    non_torch, late = _non_torch(rules, tp=tp, pp=case.layout.pp)
-    graphs = 0
-    if rules.cuda_graphs_counted == "yes":
-        graphs = round(GRAPH_BYTES_PER_LAYER * stage_layers)
-        graphs = max(graphs, GRAPH_BYTES_WITH_EXPERTS) if expert is not None else graphs
-    spread = round(0.12 * activation + 0.4 * graphs + 0.1 * GIB) + CUDA_KEEPS_SPREAD
-    total = activation + non_torch + graphs
+    """Predict activation, non-torch and graph bytes of one GPU; see the module for the equations and their origin.
+
+    A term that a calibration measured for this case is taken as it is, and its spread is dropped.
+    """
+    activation = _activation(case, setup, rules, first_stage=first_stage, last_stage=last_stage)
+    terms = (
+        ("activation_bytes", activation),
+        ("non_torch_bytes", _non_torch(case, setup, rules)),
+        ("graph_bytes", _graphs(case, setup, rules, stage_layers)),
+    )
+    settled = [_settled(case, setup, name, term) for name, term in terms]
+    card = 0 if _device_known(case) else CUDA_KEEPS_SPREAD
     return Overhead(
-        activation=activation,
-        non_torch=non_torch,
-        graphs=graphs,
-        low=max(0, total - spread),
-        high=total + spread + late,
+        activation=settled[0].expected,
+        non_torch=settled[1].expected,
+        graphs=settled[2].expected,
+        low=max(0, sum(term.expected - term.less for term in settled) - card),
+        high=sum(term.expected + term.more for term in settled) + card,
     )
 
 
-# vLLM's own estimate at start-up, 31 logs of 0.19: 0.017 to 0.026 GiB per layer without experts (TP 1 to 4), and 1.04
-# to 1.30 GiB with experts at 24 to 48 layers.
+class Spread(Record):
+    """A predicted number of bytes: between ``expected - less`` and ``expected + more``."""
+
+    expected: int
+    less: int
+    more: int
+
+
+def _settled(case: Case, setup: Setup, name: str, term: Spread) -> Spread:
+    """The measured value where a calibration has one for this case."""
+    found = case.settings.calibration
+    measured = None if found is None else found.measured(name, case, "vllm", setup.version)
+    return term if measured is None else Spread(expected=measured, less=0, more=0)
+
+
+def _device_known(case: Case) -> bool:
+    """Whether the device's total was said (with the question or by a calibration) rather than inferred."""
+    return (
+        case.settings.memory_bytes is not None or measured_device(case.accelerator, case.settings) is not None
+    )
+
+
+def _activation(
+    case: Case, setup: Setup, rules: EngineRules, *, first_stage: bool, last_stage: bool
+) -> Spread:
+    model, tp = case.model, case.layout.tp
+    tokens = setup.batched_tokens
+    width, expert = _widths(model)
+    # Gate, up and their product, and the residual stream; V1's compiled graph holds one buffer of D more (logs of both).
+    beside = 3 if rules.generation == "V0" else 4
+    forward = tokens * (3 * width // tp + beside * model.hidden_size) * 2
+    sampled, unsure = _sampler(case, setup, rules)
+    workspace = 0
+    if expert is not None and not packed_experts(case):
+        expert_width, top_k = expert
+        columns = max(2 * expert_width // tp, model.hidden_size) + max(expert_width // tp, model.hidden_size)
+        workspace = tokens * top_k * columns * 2
+    peak = forward + workspace
+    if last_stage:
+        # Since 0.14 the experts' buffers stay allocated while the sampler runs.
+        peak = max(peak, sampled + (workspace if rules.moe_workspace_kept else 0))
+    if last_stage:
+        # Tables of penalties are allocated once, for all sequences.
+        tables = rules.v2_table_bytes if _on_v2(case, rules) else rules.table_bytes
+        peak += round(setup.seqs * model.vocab_size * tables)
+    peak += 0 if setup.on_cpu or not rules.cublas_charged else CUBLAS_BYTES_SM90
+    spread = 0.08 * peak + 0.08 * GIB
+    if first_stage and setup.towers and model.towers:
+        # The cache of encoder outputs, as many as a batch has tokens, and the encoder's own activations.
+        peak += round(tokens * model.hidden_size * 2 + TOWER_ACTIVATION)
+        spread += TOWER_ACTIVATION
+        if any_resolution(model):
+            peak += LARGE_IMAGE
+            spread += LARGE_IMAGE
+    if not _on_measured_ground(case, rules):
+        spread += 0.12 * peak + 0.1 * GIB
+    if case.accelerator.unified_memory:
+        spread += UNIFIED_SPREAD
+    more = unsure if last_stage else 0
+    return Spread(expected=peak, less=round(spread), more=round(spread) + more)
+
+
+def _sampler(case: Case, setup: Setup, rules: EngineRules) -> tuple[int, int]:
+    """``(bytes at the peak of the sampler's dummy run, bytes more if FlashInfer is not installed)``."""
+    model, rows = case.model, setup.seqs
+    runner = _on_v2(case, rules)
+    flashinfer = rules.flashinfer_sampler in ("old", "installed", "default")
+    peaks = [
+        sampler_peak_bytes(
+            bytes_per_logit(rules, rows=rows, flashinfer=used, v2=runner),
+            rules.replace(sampler_rows_buffer=rules.sampler_rows_buffer and not used and not runner),
+            rows=rows,
+            vocabulary=model.vocab_size,
+            tokens=setup.batched_tokens,
+            hidden=model.hidden_size,
+        )
+        for used in (flashinfer, False)
+    ]
+    return peaks[0], max(0, peaks[1] - peaks[0])
+
+
+def _on_v2(case: Case, rules: EngineRules) -> bool:
+    """Whether model runner V2 runs this model."""
+    model = case.model
+    architectures = model.config.get("architectures") or [""]
+    return runs_v2(
+        rules,
+        architecture=str(architectures[0]),
+        experts=_widths(model)[1] is not None,
+        quantized=model.quantization is not None,
+        hybrid=any(isinstance(m, StateSpace) for layer, _ in model.layer_runs() for m in layer.mixers),
+    )
+
+
+# Encoder of images at its budget: 0.0 to 0.2 GiB over the six multimodal 0.19 logs, encoder cache taken off.
+TOWER_ACTIVATION = round(0.12 * GIB)
+# The system and the page cache share the memory: what is free at start is not known (no measurement at hand).
+UNIFIED_SPREAD = 8 * GIB
+# Towers that take images of any size are profiled at the largest, 16,384 tokens for Qwen's: 65,536 patches of some 30 KB. A
+# Qwen2.5-VL-7B on a 24 GB card was left 2,400 tokens by it (0.8.4, gpustack #1800).
+LARGE_IMAGE = round(1.5 * GIB)
+_ANY_RESOLUTION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2_5_omni", "qwen3_omni", "glm4v", "kimi_vl")
+
+
+def any_resolution(model: ModelSpec) -> bool:
+    """Whether the model's tower takes images of any size, so that its profile depends on limits that are not modelled."""
+    return any(tower.family.startswith(_ANY_RESOLUTION) for tower in model.towers)
+
+
+# Estimated by vLLM at start-up, 31 logs of 0.19 (51 capture sizes): 0.017 to 0.026 GiB per layer without experts (TP 1
+# to 4), and 1.04 to 1.30 GiB with experts at 24 to 48 layers.
 GRAPH_BYTES_PER_LAYER = 0.0205 * GIB
-GRAPH_BYTES_WITH_EXPERTS = round(1.15 * GIB)
+GRAPH_BYTES_WITH_EXPERTS = 1.15 * GIB
+GRAPH_SIZES_LOGGED = 51
+# Capturing any graph at all: a private pool and the kernels it loads.
+GRAPH_FLOOR = round(0.06 * GIB)
 
 
-def _non_torch(rules: EngineRules, *, tp: int, pp: int) -> tuple[int, int]:
-    """``(bytes expected, bytes more that were once measured)`` of communication buffers and kernel modules.
+def capture_sizes(case: Case, setup: Setup, rules: EngineRules) -> int:
+    """How many batch sizes graphs are captured for: 1, 2, 4, then 8 to 255 by 8 and from 256 on by the release's step.
 
-    One GPU: 0.24 to 0.26 GiB in 0.19 logs, 0.13 in 0.11. Several: 0.54 GiB in 0.11 and 2.06 to 2.21 in 0.19. From
-    0.33 on the snapshot is taken after NCCL and the cuBLAS handles exist, so only late growth is charged; no log of
-    such a version with several GPUs is at hand, and the interval reaches up to what 0.19 showed.
+    The largest is min(2 x sequences x (1 + drafted tokens), the release's largest, batched tokens).
     """
+    newest = (case.accelerator.compute_capability or "").startswith("10.")
+    largest = min(rules.largest_graph_sm100 if newest else rules.largest_graph, setup.batched_tokens)
+    if rules.graph_seqs_factor:
+        largest = min(largest, rules.graph_seqs_factor * setup.seqs * (1 + setup.draft_tokens))
+    small = sum(size <= largest for size in (1, 2, 4))
+    return small + len(range(8, min(largest, 255) + 1, 8)) + len(range(256, largest + 1, rules.graph_step))
+
+
+def _graphs(case: Case, setup: Setup, rules: EngineRules, layers: int) -> Spread:
+    if rules.cuda_graphs_counted != "yes" or setup.eager:
+        return Spread(expected=0, less=0, more=0)
+    whole = GRAPH_BYTES_PER_LAYER * layers
+    if _widths(case.model)[1] is not None:
+        whole = max(whole, GRAPH_BYTES_WITH_EXPERTS * layers / len(case.model.layers))
+    expected = round(whole * capture_sizes(case, setup, rules) / GRAPH_SIZES_LOGGED) + GRAPH_FLOOR
+    return Spread(expected=expected, less=round(0.6 * expected), more=round(0.6 * expected))
+
+
+def _non_torch(case: Case, setup: Setup, rules: EngineRules) -> Spread:
+    """Communication buffers and kernel modules that are charged.
+
+    One GPU: 0.24 to 0.26 GiB in 0.19 logs (once 0.46), 0.13 to 0.14 in 0.11; 0.30 to 0.35 where every byte on the device was
+    charged (0.6.4, 0.8), and 1.8 to 5.2 when other processes held some. Several H100: 0.54 GiB in 0.11 and 2.06 to 2.21 in 0.19;
+    without fast links 0.25 to 0.30 (RTX 4090, L40S, 2025), and 0.6 to 2.4 is what five starts on pairs of RTX 3090 leave
+    over (0.22 to 0.27; drafters among it). From 0.29 on no log with several GPUs is at hand, and the
+    interval reaches up to what was seen before.
+    """
+    tp, pp = case.layout.tp, case.layout.pp
     newer = release(rules.version) >= release("0.29.0")
-    older = release(rules.version) < release("0.17.1")
-    if tp == 1:
-        return round((0.13 if older else 0.25 if pp == 1 else 0.1) * GIB), 0
-    if newer:
-        return round(0.35 * GIB), round(1.8 * GIB)
-    return (round(0.54 * GIB), round(1.5 * GIB)) if older else (round(2.1 * GIB), 0)
+    older = release(rules.version) < release("0.17.0")
+    if setup.on_cpu:
+        return Spread(expected=0, less=0, more=0)
+    if rules.charged_memory == "every byte on the device":
+        expected, more = (0.35, 5.0) if tp == 1 else (0.6, 5.0)
+    elif tp == 1:
+        expected, more = (0.13 if older else 0.25 if pp == 1 else 0.1), 0.25
+    elif (case.accelerator.link_gb_s_per_direction or 0) < _FAST_LINK:
+        expected, more = (0.3, 1.5) if older else (0.35 if newer else 1.3, 1.5)
+    elif newer:
+        expected, more = 0.35, 1.8
+    else:
+        expected, more = (0.54, 1.5) if older else (2.1, 0.25)
+    return Spread(
+        expected=round(expected * GIB), less=round(min(0.7 * expected, 1.0) * GIB), more=round(more * GIB)
+    )
+
+
+# NVLink generations of data-centre cards; NCCL sets up more channels and multicast buffers there [10^9 B/s].
+_FAST_LINK = 150
+
+
+def _on_measured_ground(case: Case, rules: EngineRules) -> bool:
+    """Whether logs of such a release on such a card are behind the constants: NVIDIA data-centre cards, 0.11 to 0.20."""
+    card = case.accelerator
+    measured = release("0.11.0") <= release(rules.version) < release("0.21.0")
+    return measured and card.vendor == "nvidia" and not card.unified_memory and device_bytes(card) >= 40 * GIB
+
+
+def packed_experts(case: Case) -> bool:
+    """Whether the experts' matrices are packed, so that their kernels need no 16-bit workspace of their own."""
+    fmt = weight_format(case.model, case.settings.weights)
+    return fmt.packing is not None or (fmt.own and case.model.quantization is not None)
 
 
 def _widths(model: ModelSpec) -> tuple[int, tuple[int, int] | None]:
@@ -145,18 +281,5 @@ def _widths(model: ModelSpec) -> tuple[int, tuple[int, int] | None]:
     return dense or model.hidden_size, expert
 
 
-def absorbed_bytes(model: ModelSpec, tp: int) -> int:
-    """Bytes of the absorbed copies W_UK and W_UV that latent attention keeps: ``N/T r (d_nope + d_v) 2`` a layer."""
-    return sum(
-        times
-        * mixer.num_attention_heads
-        // tp
-        * mixer.kv_lora_rank
-        * (mixer.qk_nope_head_dim + mixer.v_head_dim)
-        * 2
-        for mixer, times in mixer_runs(model)
-        if isinstance(mixer, LatentAttention)
-    )
-
-
 SOURCE = _LOGS
+ACTIVATION_SOURCE = "tensors of the profile run, counted in the released sources; checked on 0.6 to 0.19 logs"

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from headcount.spec.model import ModelSpec
+    from headcount.spec.model import ModelSpec, TowerSpec
 
 # The largest config.json in public use is below 1 MB; a bigger one is not a config.
 MAX_CONFIG_BYTES = 8 * 2**20
@@ -38,6 +38,8 @@ _SIZES = (
     "num_layers",
     "decoder_layers",
 )
+# Multimodal types whose config keeps the language model's keys at the top and the encoder's in none.
+_FLAT = ("phi3_v",)
 _HERE = os.path.dirname(__file__)
 _DTYPES = {
     "bfloat16": "bf16",
@@ -88,7 +90,7 @@ def _data(name: str) -> dict[str, Any]:
 
 
 def language_model(config: dict[str, Any], *, depth: int = 0) -> tuple[dict[str, Any], str, tuple[str, ...]]:
-    """Return the language model's config, its model type, and notes on what was left out.
+    """Return the language model's config, its model type, and the multimodal types around it, outermost first.
 
     A multimodal config nests it under ``text_config`` (or ``llm_config``, ``thinker_config.text_config``, ...); keys
     that older files keep at the top (dtype, quantisation, tie flag) are carried down.
@@ -99,10 +101,9 @@ def language_model(config: dict[str, Any], *, depth: int = 0) -> tuple[dict[str,
     wrapped = _nested(config, model_type)
     if wrapped is None:
         # Some older multimodal configs keep the language model's keys at the top, beside the encoders' objects.
-        left_out = isinstance(config.get("vision_config"), dict) or isinstance(
-            config.get("audio_config"), dict
-        )
-        return config, RENAMED.get(model_type, model_type), (_left_out(model_type),) if left_out else ()
+        around = any(isinstance(config.get(key), dict) for key in ("vision_config", "audio_config"))
+        around = around or model_type in _FLAT
+        return config, RENAMED.get(model_type, model_type), (model_type,) if around else ()
     inner, default_type = wrapped
     inner_type = inner.get("model_type")
     found = inner_type if isinstance(inner_type, str) and inner_type else default_type
@@ -113,12 +114,8 @@ def language_model(config: dict[str, Any], *, depth: int = 0) -> tuple[dict[str,
     }
     # Deeper nesting (an omni model's thinker) is unwrapped again.
     merged: dict[str, Any] = {**inner, **carried, "model_type": found}
-    text, text_type, notes = language_model(merged, depth=depth + 1)
-    return text, text_type, (_left_out(model_type), *notes)
-
-
-def _left_out(model_type: str) -> str:
-    return f"the language model of {model_type!r} is counted; its vision or audio encoder is not"
+    text, text_type, wrappers = language_model(merged, depth=depth + 1)
+    return text, text_type, (model_type, *wrappers)
 
 
 def _nested(config: dict[str, Any], model_type: str) -> tuple[dict[str, Any], str] | None:
@@ -163,7 +160,7 @@ def spec_from_config(
     """
     from headcount.spec.quantization import read_quantization
 
-    text, model_type, notes = language_model(config)
+    text, model_type, wrappers = language_model(config)
     # Found by its architecture, the type is written where the rules of the type are looked up.
     text = text if text.get("model_type") else {**text, "model_type": model_type}
     build = builder(model_type)
@@ -185,6 +182,7 @@ def spec_from_config(
         raise UsageError(
             f"--kv-heads does not apply to model type {model_type!r}: it keeps no key/value heads to change"
         )
+    towers, notes = _towers(config, wrappers, text, spec)
     quantization = read_quantization(text)
     packing_notes = quantization.notes if quantization is not None else ()
     return spec.replace(
@@ -192,9 +190,21 @@ def spec_from_config(
         source=source,
         dtype=stored_dtype(text),
         quantization=quantization,
+        towers=towers,
         notes=tuple(dict.fromkeys((*notes, *keys.notes, *packing_notes))),
         config=text,
     )
+
+
+def _towers(
+    config: dict[str, Any], wrappers: tuple[str, ...], text: dict[str, Any], spec: ModelSpec
+) -> tuple[tuple[TowerSpec, ...], tuple[str, ...]]:
+    """Return the encoders around the language model, and notes on those that are not known; none for a plain model."""
+    if not wrappers:
+        return (), ()
+    from headcount.spec.huggingface.towers.registry import read_towers
+
+    return read_towers(config, wrappers[0], text=text, spec=spec)
 
 
 def stored_dtype(config: dict[str, Any]) -> str:

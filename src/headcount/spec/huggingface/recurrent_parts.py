@@ -113,6 +113,7 @@ def mamba1_state(shape: Mamba1Shape, dtype_bytes: int | None) -> StateSpace:
     return StateSpace(
         family="mamba1",
         conv_elements=shape.inner * (shape.kernel - 1),
+        conv_columns=shape.kernel - 1,
         recurrent_elements=shape.inner * shape.state,
         recurrent_dtype_bytes=dtype_bytes,
     )
@@ -181,6 +182,7 @@ def mamba2_state(shape: Mamba2Shape, dtype_bytes: int | None) -> StateSpace:
     return StateSpace(
         family="mamba2",
         conv_elements=shape.conv_width * (shape.kernel - 1),
+        conv_columns=shape.kernel - 1,
         recurrent_elements=shape.inner * shape.state,
         recurrent_dtype_bytes=dtype_bytes,
     )
@@ -235,6 +237,7 @@ def delta_state(shape: DeltaShape, dtype_bytes: int | None) -> StateSpace:
     return StateSpace(
         family="gated_delta_net",
         conv_elements=(2 * shape.keys_width + shape.values_width) * (shape.kernel - 1),
+        conv_columns=shape.kernel - 1,
         recurrent_elements=shape.value_heads * shape.key_dim * shape.value_dim,
         recurrent_dtype_bytes=dtype_bytes,
     )
@@ -277,6 +280,7 @@ def kimi_delta_state(heads: int, head_dim: int, kernel: int) -> StateSpace:
     return StateSpace(
         family="kimi_delta",
         conv_elements=3 * heads * head_dim * (kernel - 1),
+        conv_columns=kernel - 1,
         recurrent_elements=heads * head_dim * head_dim,
         recurrent_dtype_bytes=4,
     )
@@ -314,7 +318,12 @@ def short_conv_weights(hidden: int, kernel: int, path: str, *, bias: bool) -> tu
 
 def short_conv_state(hidden: int, kernel: int) -> StateSpace:
     """Return ``D (K-1)`` inputs of the convolution; nothing recurrent."""
-    return StateSpace(family="short_conv", conv_elements=hidden * (kernel - 1), recurrent_elements=0)
+    return StateSpace(
+        family="short_conv",
+        conv_elements=hidden * (kernel - 1),
+        conv_columns=kernel - 1,
+        recurrent_elements=0,
+    )
 
 
 def rg_lru_weights(hidden: int, width: int, heads: int, kernel: int, path: str) -> tuple[Weight, ...]:
@@ -350,6 +359,7 @@ def rg_lru_state(width: int, kernel: int) -> StateSpace:
     return StateSpace(
         family="rg_lru",
         conv_elements=width * (kernel - 1),
+        conv_columns=kernel - 1,
         recurrent_elements=width,
         recurrent_dtype_bytes=4,
     )

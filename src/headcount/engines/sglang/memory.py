@@ -1,0 +1,187 @@
+"""What SGLang finds free on a GPU, and what the weights leave of it.
+
+    free before the weights   F = card total - taken            taken: driver, CUDA context, communication buffers
+    cache                     C = F fraction - weights - 0.1 GiB (images or sound)
+
+``taken`` is measured by SGLang when it starts ("Load weight begin. avail mem"); it follows from no formula. Here: the
+total of nvidia-smi minus that line, in public logs of 2025-01 to 2026-10 (GiB). Most of them print no card; those marked *
+were told from the memory alone, so that single figures are uncertain and only the spread is used:
+
+    one GPU       H100* 0.84 (2025-01), 1.22* (2026-02), H100 NVL* 1.08, L40S 0.97 (2026-07), H20* 0.95 (2025-09), B200* 1.49
+    several       A100* 1.23 (T 2), RTX 4090 1.06 (T 2), H100* 2.17 to 2.48 (T 2 to 16), H800 1.90 (T 16),
+                  H200* 3.11 (T 8, sgl-project/sglang#11716), H200 2.50 (T 8, SemiAnalysisAI/InferenceX#2128) and
+                  2.31* (T 16), B200* 3.72 (T 4)
+    AMD           MI355X* 4.02 to 4.50 (T 8, 2026-02)
+    unified       DGX Spark 7.8 to 10.2 of 121.7 (2026-08 to 2026-09): what the system uses
+
+Weights: 66 of 83 weights printed by vLLM and SGLang logs lie within 2 % of the sum of tensors; the interval is that.
+"""
+
+from __future__ import annotations
+
+from headcount.cost.weights import WeightFormat, nominal_scale, rank_weights, tensor_bytes, weight_format
+from headcount.engines.base import Case, cut_layers
+from headcount.engines.sglang.fraction import is_multimodal
+from headcount.engines.sglang.options import Setup, loads_tower, total_bytes
+from headcount.record import Record
+from headcount.spec.attention import LatentAttention
+from headcount.spec.weight import ATTENTION, EMBEDDING, STATE_SPACE
+from headcount.units import GIB, MIB, ceil_div
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headcount.spec.model import ModelSpec
+    from headcount.spec.weight import Weight
+
+VOCAB_MULTIPLE = 64
+# Bytes taken before the weights, GiB: (low, expected, high); see the module.
+_ONE_GPU = (0.8, 1.1, 1.5)
+_SEVERAL = (1.0, 2.3, 3.7)
+_AMD = (2.0, 4.3, 5.0)
+_UNIFIED = (7.7, 9.2, 10.3)
+_WEIGHT_SPREAD = 0.02
+# SGLANG_VLM_CACHE_SIZE_MB: the cache of image embeddings, allocated after the pools.
+_TOWER_BUFFERS = 100 * MIB
+SOURCE = "'Load weight begin. avail mem' of public SGLang logs, 2025-01 to 2026-10"
+
+
+class Taken(Record):
+    """Bytes of one GPU that are gone before the weights are loaded, with their interval."""
+
+    low: int
+    expected: int
+    high: int
+
+
+class StageMemory(Record):
+    """One stage's GPU: bytes left for its pools at best, least and most; ``weights`` without ``absorbed`` copies."""
+
+    cut: tuple[int, int]
+    total: int
+    taken: Taken
+    weights: int
+    absorbed: int
+    tower_buffers: int
+    best: int
+    least: int
+    most: int
+
+    @property
+    def free_before(self) -> int:
+        """What SGLang finds free before it loads the weights."""
+        return self.total - self.taken.expected
+
+
+def taken_bytes(case: Case, version: str) -> Taken:
+    """What the driver, the context and the communication buffers take; measured bytes of a calibration replace it."""
+    measured = _measured(case, "non_torch_bytes", version)
+    if measured is not None:
+        return Taken(low=measured, expected=measured, high=measured)
+    card, layout = case.accelerator, case.layout
+    if card.unified_memory:
+        found = _UNIFIED
+    elif card.vendor == "amd":
+        found = _AMD
+    else:
+        found = _ONE_GPU if layout.tp * layout.pp == 1 else _SEVERAL
+    low, expected, high = (round(count * GIB) for count in found)
+    return Taken(low=low, expected=expected, high=high)
+
+
+def stages_of(layers: int, count: int) -> list[tuple[int, int]]:
+    """Cut as SGLang does: the last stages are one layer longer; 32 in 3 is 10, 11, 11."""
+    base, extra = divmod(layers, count)
+    return cut_layers([base + (1 if stage >= count - extra else 0) for stage in range(count)])
+
+
+def absorbed_bytes(model: ModelSpec, start: int, end: int, tp: int) -> int:
+    """Copies W_UK and W_UV of latent attention in 16 bits: ``N / T r (d_nope + d_v) 2`` a layer."""
+    return sum(
+        mixer.num_attention_heads // tp * mixer.kv_lora_rank * (mixer.qk_nope_head_dim + mixer.v_head_dim) * 2
+        for layer in model.layers[start:end]
+        for mixer in layer.mixers
+        if isinstance(mixer, LatentAttention)
+    )
+
+
+def stage_weights(case: Case, setup: Setup) -> list[int]:
+    """Bytes of tensors on one rank of every stage: vocabulary padded to 64, attention divided by its group's ranks."""
+    model = case.model
+    fmt = weight_format(model, case.settings.weights)
+    tp, tower_tp = case.layout.tp, setup.attention_tp
+    ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE, tower_tp=tower_tp)
+    numerator, denominator = nominal_scale(model, fmt)
+    counts = []
+    for start, end in stages_of(len(model.layers), case.layout.pp):
+        count = ranks.stage(start, end) - (ranks.tower if start == 0 and not setup.tower else 0)
+        if setup.groups > 1:
+            count += _whole_attention(model, start, end, fmt, tp=tp, attention_tp=setup.attention_tp)
+        counts.append(ceil_div(count * numerator, denominator))
+    return counts
+
+
+def _whole_attention(
+    model: ModelSpec, start: int, end: int, fmt: WeightFormat, *, tp: int, attention_tp: int
+) -> int:
+    """Bytes that attention groups add to a rank: attention, states and embedding are divided by fewer ranks."""
+
+    def more(weight: Weight, layer: int) -> int:
+        few = tensor_bytes(model, weight, layer, fmt, attention_tp, VOCAB_MULTIPLE)
+        return few - tensor_bytes(model, weight, layer, fmt, tp, VOCAB_MULTIPLE)
+
+    count = 0
+    for index in range(start, end):
+        for weight in model.layers[index].weights:
+            if weight.part in (ATTENTION, STATE_SPACE):
+                count += more(weight, index)
+    if start == 0:
+        count += sum(more(weight, 0) for weight in model.outside if weight.part == EMBEDDING)
+    return count
+
+
+def stage_memory(case: Case, setup: Setup, version: str) -> list[StageMemory]:
+    """Every stage's memory with the interval of what was taken before the weights, and of the weights.
+
+    What a calibration measured on the same machine (or the same model and release) replaces what is predicted.
+    """
+    total = total_bytes(case.accelerator, case.settings.memory_bytes)
+    total = _measured(case, "device_bytes", version) or total
+    taken, weighed = taken_bytes(case, version), _measured(case, "weight_bytes", version)
+    buffers = _TOWER_BUFFERS if loads_tower(case.model, setup) else 0
+
+    def left(gone: int, loaded: int) -> int:
+        return int((total - gone) * setup.fraction) - loaded - buffers
+
+    stages = []
+    cuts = stages_of(len(case.model.layers), case.layout.pp)
+    for cut, weights in zip(cuts, stage_weights(case, setup), strict=True):
+        absorbed = absorbed_bytes(case.model, *cut, setup.attention_tp)
+        spread = round((weights + absorbed) * _WEIGHT_SPREAD)
+        if weighed is not None:
+            weights, absorbed, spread = weighed, 0, 0
+        loaded = weights + absorbed
+        stages.append(
+            StageMemory(
+                cut=cut,
+                total=total,
+                taken=taken,
+                weights=weights,
+                absorbed=absorbed,
+                tower_buffers=buffers,
+                best=left(taken.expected, loaded),
+                least=left(taken.high, loaded + spread),
+                most=left(taken.low, loaded - spread),
+            )
+        )
+    return stages
+
+
+def _measured(case: Case, name: str, version: str) -> int | None:
+    """What a calibration says of ``name`` where it holds for this case; None without one."""
+    calibration = case.settings.calibration
+    return None if calibration is None else calibration.measured(name, case, "sglang", version)
+
+
+def tower_is_left_out(model: ModelSpec) -> bool:
+    """Whether the checkpoint has a tower that the reader could not count."""
+    return is_multimodal(model) and not model.towers

@@ -1,0 +1,258 @@
+"""SGLang's own arguments that change memory, and what a case resolves to before pools are sized: ``Setup``."""
+
+from __future__ import annotations
+
+from headcount.engines.arguments import Argument, read_arguments
+from headcount.engines.sglang import backends
+from headcount.engines.sglang.fraction import (
+    Capacity,
+    Request,
+    capacity,
+    default_fraction,
+    is_multimodal,
+    longest_captured_prefill,
+)
+from headcount.errors import LayoutError, UsageError
+from headcount.record import Record
+from headcount.spec.attention import LatentAttention
+from headcount.spec.kv_format import kv_format
+from headcount.units import MIB
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from headcount.engines.base import Case
+    from headcount.engines.sglang.rules import SglangRules
+    from headcount.hardware import Accelerator
+    from headcount.spec.kv_format import KvFormat
+    from headcount.spec.model import ModelSpec
+
+STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+SGLANG_ARGUMENTS = (
+    Argument(name="chunked-prefill-size", kind="count", help="tokens of one prefill step"),
+    Argument(name="page-size", kind="count", help="tokens of a page"),
+    Argument(
+        name="attention-backend", kind="choice", choices=backends.BACKENDS, help="kernels; some fix the page"
+    ),
+    Argument(
+        name="dsa-decode-backend",
+        kind="choice",
+        choices=backends.SPARSE_BACKENDS,
+        help="kernels of sparse latent attention; they decide how fp8 rows are laid out",
+    ),
+    Argument(
+        name="swa-full-tokens-ratio", kind="fraction", help="tokens of the sliding pool per token of the full"
+    ),
+    Argument(name="mamba-full-memory-ratio", kind="fraction", help="bytes of states per byte of tokens"),
+    Argument(
+        name="mamba-ssm-dtype", kind="choice", choices=tuple(STATE_BYTES), help="type of recurrent states"
+    ),
+    Argument(name="max-mamba-cache-size", kind="count", help="states in the pool, for all attention groups"),
+    Argument(
+        name="mamba-radix-cache-strategy",
+        kind="choice",
+        choices=("auto", "no_buffer", "extra_buffer", "extra_buffer_lazy"),
+        default="auto",
+        help="how states of common prompts are kept",
+    ),
+    Argument(name="max-total-tokens", kind="count", help="at most so many tokens in the pool"),
+    Argument(name="max-running-requests", kind="count", help="at most so many requests at a time"),
+    Argument(name="disable-radix-cache", kind="flag", default=False, help="no reuse of common prompts"),
+    Argument(name="disable-overlap-schedule", kind="flag", default=False, help="one batch in flight"),
+    Argument(name="attn-dp-size", kind="count", default=1, help="attention groups, each with its own pool"),
+    Argument(
+        name="enable-dp-attention", kind="flag", default=False, help="as many attention groups as ranks"
+    ),
+    Argument(name="cuda-graph-max-bs", kind="count", help="largest decode batch captured as a graph"),
+    Argument(name="disable-cuda-graph", kind="flag", default=False, help="no CUDA graphs"),
+    Argument(name="disable-prefill-cuda-graph", kind="flag", default=False, help="no graphs of prefill"),
+    Argument(name="language-model-only", kind="flag", default=False, help="no vision or audio tower"),
+)
+DEFAULT_WINDOW_RATIO = 0.8
+DEFAULT_STATE_RATIO = 0.9
+
+
+class Setup(Record):
+    """What one case means to one release.
+
+    context             tokens of the longest request
+    kv, page            format and page of the cache; ``scaled_rows``: fp8 rows of sparse latent attention with scales
+    fraction            mem_fraction_static
+    chunk               tokens of one prefill step of one attention group
+    attention_tp        ranks that share the heads; ``groups``: attention groups of a replica, each with its own pool
+    window_ratio, state_ratio   how bytes are shared between the pools
+    state_bytes         bytes of a recurrent state's numbers when they were given, else None
+    states_per_request  slots a running request may need; ``states``: slots when they were given
+    max_tokens, max_requests    of one group, when they were given
+    radix, overlap      reuse of common prompts; two batches in flight
+    tower               the vision or audio tower is loaded
+    """
+
+    rules: SglangRules
+    context: int
+    kv: KvFormat
+    page: int
+    backend: str
+    scaled_rows: bool
+    fraction: float
+    chunk: int
+    attention_tp: int
+    groups: int
+    window_ratio: float
+    state_ratio: float
+    state_bytes: int | None
+    states_per_request: int
+    states: int | None
+    max_tokens: int | None
+    max_requests: int | None
+    radix: bool
+    overlap: bool
+    tower: bool
+
+
+def resolve(case: Case, rules: SglangRules, kv_name: str) -> Setup:
+    """Read the arguments of ``case`` and fill in the defaults, in SGLang's order.
+
+    Raises UsageError for values that contradict each other, LayoutError for attention groups that do not divide.
+    """
+    given = read_arguments(case.settings.arguments, SGLANG_ARGUMENTS, engine="sglang")
+    model, card = case.model, case.accelerator
+    groups = _groups(case, given)
+    requests = _first(case.settings.max_num_seqs, given["max-running-requests"], "max-running-requests")
+    card_mib = total_bytes(card, case.settings.memory_bytes) // MIB
+    found = capacity(card_mib, case.layout.tp)
+    chunk = _first(
+        case.settings.max_num_batched_tokens, given["chunked-prefill-size"], "chunked-prefill-size"
+    )
+    chunk = chunk or found.chunk
+    kv = kv_format(backends.kv_in_force(model, card, kv_name, case.settings.kv))
+    backend, page = backends.attention(
+        model, card, backend=_text(given["attention-backend"]), page=_count(given["page-size"])
+    )
+    overlap = not given["disable-overlap-schedule"] and case.layout.pp == 1
+    radix = not given["disable-radix-cache"]
+    return Setup(
+        rules=rules,
+        context=case.context,
+        kv=kv,
+        page=page,
+        backend=backend,
+        scaled_rows=backends.scaled_rows(model, card, kv, rules, asked=_text(given["dsa-decode-backend"])),
+        fraction=_fraction(case, given, found, chunk=chunk, groups=groups, requests=requests),
+        chunk=max(1, chunk // groups),
+        attention_tp=case.layout.tp // groups,
+        groups=groups,
+        window_ratio=_window_ratio(model, rules, given),
+        state_ratio=_ratio(given["mamba-full-memory-ratio"], DEFAULT_STATE_RATIO),
+        state_bytes=STATE_BYTES[str(given["mamba-ssm-dtype"])] if given["mamba-ssm-dtype"] else None,
+        states_per_request=_states_per_request(model, rules, given, overlap=overlap, radix=radix),
+        states=_per_group(_count(given["max-mamba-cache-size"]), groups),
+        max_tokens=_count(given["max-total-tokens"]),
+        max_requests=_per_group(requests, groups),
+        radix=radix,
+        overlap=overlap,
+        tower=not given["language-model-only"],
+    )
+
+
+def total_bytes(card: Accelerator, asked: int | None) -> int:
+    """The card's total as the driver reports it, or what was said with ``--memory``."""
+    return asked or card.driver_bytes
+
+
+def _groups(case: Case, given: dict[str, Any]) -> int:
+    groups = int(given["attn-dp-size"])
+    if given["enable-dp-attention"] and groups == 1:
+        groups = case.layout.tp
+    if case.layout.tp % groups:
+        raise LayoutError(f"attn-dp-size {groups} does not divide TP {case.layout.tp}")
+    return groups
+
+
+def _first(option: int | None, argument: Any, name: str) -> int | None:
+    """The general option or the engine's own argument; both only when they agree."""
+    if option is not None and argument is not None and option != argument:
+        raise UsageError(f"{name} is given twice: {option:,} and {argument:,}")
+    return option if option is not None else argument
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _per_group(value: int | None, groups: int) -> int | None:
+    return None if value is None else max(1, value // groups)
+
+
+def _ratio(value: Any, default: float) -> float:
+    ratio = default if value is None else float(value)
+    if ratio <= 0:
+        raise UsageError("swa-full-tokens-ratio and mamba-full-memory-ratio are above 0")
+    return ratio
+
+
+def _window_ratio(model: ModelSpec, rules: SglangRules, given: dict[str, Any]) -> float:
+    if not rules.window_ratio_applies and model.family.startswith("mimo_v2"):
+        return 1.0
+    return _ratio(given["swa-full-tokens-ratio"], DEFAULT_WINDOW_RATIO)
+
+
+def _fraction(
+    case: Case, given: dict[str, Any], found: Capacity, *, chunk: int, groups: int, requests: int | None
+) -> float:
+    """``mem_fraction_static``: as asked, else the default of the table."""
+    settings, layout, card = case.settings, case.layout, case.accelerator
+    if settings.utilization is not None:
+        fraction = settings.utilization
+    elif settings.reserve is not None:
+        fraction = 1 - settings.reserve
+    else:
+        nvidia = card.vendor == "nvidia"
+        prefill = longest_captured_prefill(case.model, chunk, nvidia=nvidia, pp=layout.pp)
+        batch = _count(given["cuda-graph-max-bs"]) or min(found.graph_batch, requests or found.graph_batch)
+        if given["disable-cuda-graph"]:
+            prefill = batch = 0
+        asked = Request(
+            chunk=chunk,
+            graph_batch=batch,
+            prefill=0 if given["disable-prefill-cuda-graph"] else prefill,
+            gpus=layout.tp * layout.pp,
+            groups=groups,
+            latent=has_latent(case.model),
+        )
+        mib = total_bytes(card, settings.memory_bytes) // MIB
+        fraction = default_fraction(mib, asked, None if given["language-model-only"] else case.model)
+    if card.vendor == "amd" and case.context > backends.AMD_LONG_CONTEXT:
+        fraction *= backends.AMD_LONG_CONTEXT_FACTOR
+    if not 0 < fraction < 1:
+        raise UsageError(f"mem-fraction-static must lie between 0 and 1; it is {fraction:.3f}")
+    return fraction
+
+
+def _states_per_request(
+    model: ModelSpec, rules: SglangRules, given: dict[str, Any], *, overlap: bool, radix: bool
+) -> int:
+    """Slots a running request may hold: 1 without reuse of prompts, else 3 and what tracks its newest states."""
+    if not radix:
+        return 1
+    strategy = str(given["mamba-radix-cache-strategy"])
+    if strategy == "auto":
+        tracked = rules.extra_buffer and overlap and model.family in backends.TRACKED_STATES
+        strategy = "extra_buffer" if tracked else "no_buffer"
+    extra = {"no_buffer": 0, "extra_buffer": 2 if overlap else 1, "extra_buffer_lazy": 1}
+    return 3 + extra[strategy]
+
+
+def has_latent(model: ModelSpec) -> bool:
+    """Whether the model is served by SGLang's latent-attention path."""
+    return any(isinstance(m, LatentAttention) for layer, _ in model.layer_runs() for m in layer.mixers)
+
+
+def loads_tower(model: ModelSpec, setup: Setup) -> bool:
+    """Whether images or sound are served: their buffers are kept from the cache."""
+    return setup.tower and is_multimodal(model)

@@ -1,0 +1,81 @@
+"""What SGLang refuses: model types that it has no cache for, heads and widths that do not divide."""
+
+from __future__ import annotations
+
+from headcount.engines.base import head_refusal
+from headcount.spec.attention import StateSpace
+from headcount.spec.weight import EXPERTS, KV, REPLICATED
+from headcount.units import round_up
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headcount.engines.base import Layout
+    from headcount.spec.model import ModelSpec
+    from headcount.spec.weight import Weight
+
+_VOCAB_MULTIPLE = 64
+# No encoder-decoder text model has a class in srt/models of 0.5.23 (Whisper has one).
+ABSENT = ("t5", "mt5", "umt5", "marian", "pegasus", "bart", "mbart")
+# Types with recurrent states that 0.5.23 has a pool for (srt/configs/hybrid_arch.py). The fallback to transformers'
+# own code cannot serve any other: it replaces attention, not recurrent layers.
+STATES = (
+    "falcon_h1",
+    "falcon_mamba",
+    "granitemoehybrid",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "mamba",
+    "mamba2",
+    "nemotron_h",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+)
+# Types without a class of their own in srt/models of 0.5.23: they run on transformers' code.
+FALLBACK = (
+    "bloom",
+    "falcon",
+    "gpt_neo",
+    "gpt_neox",
+    "mpt",
+    "nemotron",
+    "seed_oss",
+    "smollm3",
+)
+
+
+def sglang_refusal(model: ModelSpec, layout: Layout) -> str | None:
+    """Why SGLang cannot run ``layout``: type, stages, heads, vocabulary, widths."""
+    if model.family in ABSENT:
+        return f"SGLang does not serve model type {model.family}"
+    if model.family not in STATES and any(
+        isinstance(m, StateSpace) for layer, _ in model.layer_runs() for m in layer.mixers
+    ):
+        return f"SGLang has no state pool for model type {model.family}"
+    if layout.pp > len(model.layers):
+        return f"{len(model.layers)} layers cannot make {layout.pp} stages"
+    return head_refusal(model, layout.tp) or _width_refusal(model, layout.tp)
+
+
+def _width_refusal(model: ModelSpec, tp: int) -> str | None:
+    """Vocabulary (padded to 64) and every sharded width must divide."""
+    if tp == 1:
+        return None
+    if round_up(model.vocab_size, _VOCAB_MULTIPLE) % tp:
+        return f"the vocabulary of {model.vocab_size:,} (padded to a multiple of 64) does not divide by {tp}"
+    for layer, _ in model.layer_runs():
+        for weight in layer.weights:
+            width = _sharded_width(model, weight)
+            if width % tp:
+                return f"width {width:,} of {weight.name.rsplit('.', 1)[-1]} does not divide by {tp}"
+    return None
+
+
+def _sharded_width(model: ModelSpec, weight: Weight) -> int:
+    """Outputs of a column-parallel matrix, inputs of a row-parallel one, an expert's own width; 0 when it is whole."""
+    if not weight.linear or weight.shard in (REPLICATED, KV):
+        return 0
+    if weight.part == EXPERTS and model.hidden_size in weight.shape:
+        return weight.shape[0] if weight.shape[1] == model.hidden_size else weight.shape[1]
+    return weight.shape[1] if weight.shard == "row" else weight.shape[0]

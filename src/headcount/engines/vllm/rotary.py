@@ -1,0 +1,83 @@
+"""Bytes of the tables of cosines and sines that vLLM keeps on every rank, counted by it as weights.
+
+    table = positions x rotary width x 2 B           one for each rotary embedding that differs
+    positions: max_position_embeddings; linear and dynamic scaling multiply them by the factor; yarn keeps original x
+    factor; longrope keeps a short and a long table
+
+Seen in logs: Llama-3.1-8B loads 14.9888 GiB where its tensors are 14.957 and the table 0.031 (131,072 x 128 x 2 B).
+Source: vLLM model_executor/layers/rotary_embedding.
+"""
+
+from __future__ import annotations
+
+from headcount.spec.attention import HeadedAttention, LatentAttention, SlidingWindow
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from headcount.spec.attention import Mixer
+    from headcount.spec.model import ModelSpec
+
+_TABLE_BYTES = 2
+# Families whose windowed layers rotate by another base than their full ones: two tables.
+_TWO_BASES = ("gemma3_text", "gemma3", "gemma3n_text", "gemma4_text", "gemma4", "olmo3", "modernbert")
+# Families without rotary embedding.
+_NONE = ("gpt2", "opt", "bloom", "mpt", "t5", "whisper", "gpt_bigcode")
+# Gemma 3 was trained at 32,768 positions and stretched by a factor of 8; abridged configs leave it out (Gemma 3 report).
+_STRETCHED = {"gemma3_text": 8, "gemma3": 8}
+_TRAINED_POSITIONS = 32768
+
+
+def rotary_bytes(model: ModelSpec) -> int:
+    """Bytes of all tables of one rank."""
+    if model.family in _NONE or not model.max_positions:
+        return 0
+    text = _text(model.config)
+    stated = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    by_kind = any(isinstance(value, dict) for value in stated.values()) if isinstance(stated, dict) else False
+    split = by_kind or "rope_local_base_freq" in text or model.family in _TWO_BASES
+    tables: dict[tuple[int, bool], int] = {}
+    for layer, _ in model.layer_runs():
+        for mixer in layer.mixers:
+            width = _width(mixer, text)
+            local = split and isinstance(mixer, SlidingWindow)
+            if width:
+                tables[(width, local)] = _positions(model, text, stated, local=local)
+    return sum(width * positions * _TABLE_BYTES for (width, _), positions in tables.items())
+
+
+def _text(config: dict[str, Any]) -> dict[str, Any]:
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) else config
+
+
+def _width(mixer: Mixer, text: dict[str, Any]) -> int:
+    if isinstance(mixer, LatentAttention):
+        return mixer.qk_rope_head_dim
+    if not isinstance(mixer, HeadedAttention):
+        return 0
+    share = text.get("partial_rotary_factor", text.get("rotary_pct", 1.0))
+    return (
+        int(mixer.head_dim * share) if isinstance(share, int | float) and 0 < share <= 1 else mixer.head_dim
+    )
+
+
+def _positions(model: ModelSpec, text: dict[str, Any], stated: dict[str, Any], *, local: bool) -> int:
+    own = stated.get("sliding_attention" if local else "full_attention", stated)
+    own = own if isinstance(own, dict) else {}
+    kind = str(own.get("rope_type") or own.get("type") or "default")
+    factor = own.get("factor")
+    if local and not isinstance(stated.get("sliding_attention"), dict):
+        return model.max_positions
+    if kind == "longrope":
+        original = own.get("original_max_position_embeddings") or text.get("original_max_position_embeddings")
+        return model.max_positions + (original if isinstance(original, int) else 0)
+    if not stated and model.max_positions > _TRAINED_POSITIONS:
+        factor, kind = _STRETCHED.get(model.family, 1), "linear"
+    if not isinstance(factor, int | float) or factor <= 0:
+        return model.max_positions
+    if kind == "yarn":
+        original = own.get("original_max_position_embeddings")
+        return int(original * factor) if isinstance(original, int) else model.max_positions
+    return int(model.max_positions * factor) if kind in ("linear", "dynamic") else model.max_positions

@@ -1,0 +1,91 @@
+"""Bytes of weights on one vLLM rank after loading: sharded, padded, and with the copies that are made.
+
+vocabulary padded to 64, then divided by T; key/value heads max(1, K // T); norms, routers, latents whole
+latent attention keeps absorbed copies W_UK and W_UV in 16 bits: N/T r (d_nope + d_v) 2 a layer
+"""
+
+from __future__ import annotations
+
+from headcount.cost.cache import mixer_runs
+from headcount.cost.weights import nominal_scale, rank_weights, weight_format
+from headcount.engines.vllm.refusals import VOCAB_MULTIPLE
+from headcount.engines.vllm.rotary import rotary_bytes
+from headcount.engines.vllm.rules import rules_for
+from headcount.spec.attention import LatentAttention
+from headcount.spec.weight import EXPERTS
+from headcount.units import ceil_div, round_up
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from headcount.engines.base import Case
+
+
+def stage_weights(case: Case, cuts: list[tuple[int, int]], version: str) -> list[tuple[int, int]]:
+    """``(weights, absorbed copies)`` in bytes of one rank of every pipeline stage."""
+    model, tp, layers = case.model, case.layout.tp, len(case.model.layers)
+    fmt = weight_format(model, case.settings.weights)
+    ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
+    numerator, denominator = nominal_scale(model, fmt)
+    absorbed = absorbed_bytes(case)
+    found = case.settings.calibration
+    measured = None if found is None else found.measured("weight_bytes", case, "vllm", version)
+    if measured is not None and len(cuts) == 1:
+        return [(measured, 0)]
+    # Padding is not in a file, tables are in none either: both come after the nominal scale.
+    beside = rotary_bytes(model)
+    padding = padded_expert_bytes(case, version)
+    return [
+        (
+            ceil_div(ranks.stage(start, end) * numerator, denominator)
+            + beside
+            + padding * (end - start) // layers,
+            absorbed * (end - start) // layers,
+        )
+        for start, end in cuts
+    ]
+
+
+def padded_expert_bytes(case: Case, version: str) -> int:
+    """Bytes that MXFP4 expert kernels add on one rank by rounding widths up.
+
+        per expert and matrix: (round(F / T, a) round(D, b) - (F / T) D) (4 + 8 / 32) / 8
+
+    a, b: multiples that the release's kernel wants. gpt-oss-20b, H100: 13.47
+    GiB logged where its tensors are 12.82 (0.11), 13.64 (0.19).
+    """
+    model, tp = case.model, case.layout.tp
+    if model.quantization is None or not weight_format(model, case.settings.weights).own:
+        return 0
+    inner, outer = rules_for(version).mxfp4_multiples
+    added = 0
+    for layer, times in model.layer_runs():
+        ffn = layer.feed_forward
+        packed = any(
+            weight.part == EXPERTS
+            and getattr(model.quantization.packing_of(weight, 0), "name", "") == "mxfp4"
+            for weight in layer.weights
+        )
+        if ffn is None or not ffn.experts or not packed:
+            continue
+        width = ceil_div(ffn.width, tp)
+        extra = round_up(width, inner) * round_up(model.hidden_size, outer) - width * model.hidden_size
+        added += times * ffn.experts * ffn.matrices * extra
+    return added * 17 // 32
+
+
+def absorbed_bytes(case: Case) -> int:
+    """Bytes of the absorbed copies W_UK and W_UV on one rank; see the module."""
+    model, tp = case.model, case.layout.tp
+    fmt = weight_format(model, case.settings.weights)
+    if fmt.packing is None and not (fmt.own and model.quantization is not None):
+        return 0
+    return sum(
+        times
+        * mixer.num_attention_heads
+        // tp
+        * mixer.kv_lora_rank
+        * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+        * 2
+        for mixer, times in mixer_runs(model)
+        if isinstance(mixer, LatentAttention)
+    )

@@ -1,0 +1,35 @@
+"""The plain kinds: one command under a comment header, broken before each option, ready to be pasted."""
+
+from __future__ import annotations
+
+import shlex
+
+from headcount.report.launch.planned import DEVICES, Planned
+
+_INDENT = "  "
+
+
+def write_line(made: Planned) -> str:
+    """Return the command with its header."""
+    extra: tuple[str, ...] = ()
+    if made.replicas > 1:
+        variable = DEVICES.get(made.plan.deployment.accelerator.vendor, "set of devices")
+        extra = (f"start it {made.replicas} times, each with its own {variable} and --port",)
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in made.launch.environment]
+    groups = option_groups(made.launch.argv)
+    first = " ".join([*assignments, shlex.join(groups[0])])
+    lines = [first, *(_INDENT + shlex.join(group) for group in groups[1:])]
+    return "\n".join([*made.header(extra), " \\\n".join(lines)]) + "\n"
+
+
+def option_groups(argv: tuple[str, ...]) -> list[list[str]]:
+    """Cut a command line before each option: the program first, then an option with what follows it."""
+    # ``python3 -m package`` is one program.
+    head = 3 if argv[0].startswith("python") and argv[1:2] == ("-m",) else 1
+    groups = [list(argv[:head])]
+    for word in argv[head:]:
+        if word.startswith("-") and len(word) > 1 and not word[1].isdigit():
+            groups.append([word])
+        else:
+            groups[-1].append(word)
+    return groups

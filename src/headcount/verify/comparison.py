@@ -1,0 +1,200 @@
+"""An observation beside the engine's rules: predicted, reported, difference, term by term.
+
+    weights                the engine's share of the tensors                              reported: weights after loading
+    balance                total x utilization - weights - activation - non-torch         reported: cache memory
+    tokens_from_kv_memory  pool of the printed cache memory                               reported: blocks, tokens, concurrency
+    bytes_per_token        needed bytes of one request, or cache memory / longest length   reported: kv_needed_gib, ...
+    term                   each reserve as the engine's rules predict it                  reported: activation, non-torch, graphs
+    end_to_end             from model, card, release and settings alone                   reported: cache memory (else tokens)
+
+The first, third and fourth are arithmetic; the second checks the arithmetic of the printed terms; the last carries the
+engine's interval.
+"""
+
+from __future__ import annotations
+
+from headcount.engines.vllm.rules import rules_for
+from headcount.errors import HeadcountError
+from headcount.units import GIB
+from headcount.verify.case_of import Asked
+from headcount.verify.observation import Comparison
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headcount.engines.base import Pool, Replica
+    from headcount.verify.observation import Observation
+
+
+def compare(observation: Observation, asked: Asked) -> tuple[Comparison, ...]:
+    """Every comparison that the observation's figures allow."""
+    return (
+        *_weights(observation, asked),
+        *_balance(observation, asked),
+        *_pool(observation, asked),
+        *_needed(observation, asked),
+        *_end_to_end(observation, asked),
+    )
+
+
+def _weights(observation: Observation, asked: Asked) -> Iterator[Comparison]:
+    if observation.weights_gib is None:
+        return
+    predicted = asked.engine.loaded_bytes(asked.case) / GIB
+    yield Comparison(
+        quantity="weights", check="weights", unit="GiB", predicted=predicted, reported=observation.weights_gib
+    )
+
+
+def _balance(observation: Observation, asked: Asked) -> Iterator[Comparison]:
+    total, share = observation.gpu_total_memory_gib, observation.gpu_memory_utilization
+    terms = (observation.weights_gib, observation.peak_activation_gib, observation.non_torch_gib)
+    if observation.engine != "vllm" or total is None or share is None or None in terms:
+        return
+    if observation.kv_cache_memory_gib is None:
+        return
+    counted = asked.engine.version and rules_for(asked.engine.version).cuda_graphs_counted == "yes"
+    taken = sum(term for term in terms if term is not None)
+    if counted:
+        taken += observation.cuda_graphs_gib or 0.0
+    yield Comparison(
+        quantity="cache memory",
+        check="balance",
+        unit="GiB",
+        predicted=total * share - taken,
+        reported=observation.kv_cache_memory_gib,
+    )
+
+
+def _pool(observation: Observation, asked: Asked) -> Iterator[Comparison]:
+    memory = observation.kv_cache_memory_gib
+    if memory is None or memory <= 0:
+        return
+    check = "tokens_from_kv_memory"
+    pool = asked.engine.pool(asked.case, round(memory * GIB))
+    pool = pool.replace(tokens=asked.engine.printed_tokens(asked.case, round(memory * GIB)))
+    yield from _pool_figures(observation, pool, check)
+
+
+def _pool_figures(observation: Observation, pool: Pool, check: str) -> Iterator[Comparison]:
+    if observation.num_gpu_blocks is not None and pool.blocks is not None:
+        yield Comparison(
+            quantity="blocks",
+            check=check,
+            unit="blocks",
+            predicted=pool.blocks,
+            reported=observation.num_gpu_blocks,
+        )
+    if observation.kv_cache_tokens is not None:
+        yield Comparison(
+            quantity="tokens",
+            check=check,
+            unit="tokens",
+            predicted=pool.tokens,
+            reported=observation.kv_cache_tokens,
+        )
+    same_length = observation.max_concurrency_tokens in (None, observation.max_model_len)
+    if observation.max_concurrency is not None and pool.concurrency is not None and same_length:
+        yield Comparison(
+            quantity="concurrency",
+            check=check,
+            unit="requests",
+            predicted=pool.concurrency,
+            reported=observation.max_concurrency,
+        )
+
+
+def _needed(observation: Observation, asked: Asked) -> Iterator[Comparison]:
+    memory, length = observation.kv_cache_memory_gib, observation.estimated_max_len
+    if observation.kv_needed_gib is None and length is None:
+        return
+    pool = asked.engine.pool(asked.case, round((memory or 0) * GIB))
+    if observation.kv_needed_gib is not None and pool.needed_bytes is not None:
+        yield Comparison(
+            quantity="needed",
+            check="bytes_per_token",
+            unit="GiB",
+            predicted=pool.needed_bytes / GIB,
+            reported=observation.kv_needed_gib,
+        )
+    if length and memory:
+        yield Comparison(
+            quantity="longest length",
+            check="bytes_per_token",
+            unit="tokens",
+            predicted=_longest(asked, round(memory * GIB)),
+            reported=length,
+        )
+
+
+def _longest(asked: Asked, cache_bytes: int) -> int:
+    """The longest request that ``cache_bytes`` hold, by bisection over the engine's own charge."""
+    low, high = 0, asked.case.context
+    while low < high:
+        middle = (low + high + 1) // 2
+        needed = asked.engine.pool(asked.case.replace(context=middle), cache_bytes).needed_bytes
+        if needed is not None and needed <= cache_bytes:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _end_to_end(observation: Observation, asked: Asked) -> Iterator[Comparison]:
+    memory = observation.kv_cache_memory_gib
+    if not asked.card_known or (
+        memory is None and not (observation.kv_cache_tokens or observation.num_gpu_blocks)
+    ):
+        return
+    if asked.case.accelerator.vendor == "cpu":
+        # There the cache is as large as its environment variable says; nothing is left over to predict.
+        return
+    try:
+        replica = asked.engine.replica(asked.case)
+    except HeadcountError as error:
+        yield Comparison(
+            quantity="cache memory", check="end_to_end", unit="GiB", reported=memory, reason=str(error)
+        )
+        return
+    yield from _terms(observation, replica)
+    budget = replica.budget
+    if memory is not None:
+        yield Comparison(
+            quantity="cache memory",
+            check="end_to_end",
+            unit="GiB",
+            predicted=budget.kv_budget / GIB,
+            low=budget.kv_low / GIB,
+            high=budget.kv_high / GIB,
+            reported=memory,
+        )
+        return
+    pools = [
+        asked.engine.pool(asked.case, max(0, count))
+        for count in (budget.kv_budget, budget.kv_low, budget.kv_high)
+    ]
+    for best, least, most in zip(
+        *(_pool_figures(observation, pool, "end_to_end") for pool in pools), strict=True
+    ):
+        if best.quantity != "concurrency":
+            yield best.replace(low=least.predicted, high=most.predicted)
+
+
+# Words that begin an engine's own name of a term, the quantity, and the field of the observation.
+_TERMS = (
+    ("activations", "activation", "peak_activation_gib"),
+    ("compute buffer", "activation", "peak_activation_gib"),
+    ("communication and kernels", "non-torch", "non_torch_gib"),
+    ("CUDA graphs", "CUDA graphs", "cuda_graphs_gib"),
+)
+
+
+def _terms(observation: Observation, replica: Replica) -> Iterator[Comparison]:
+    for name, predicted in replica.budget.overhead:
+        for words, quantity, field in _TERMS:
+            reported = getattr(observation, field)
+            if name.startswith(words) and reported is not None:
+                yield Comparison(
+                    quantity=quantity, check="term", unit="GiB", predicted=predicted / GIB, reported=reported
+                )
