@@ -75,6 +75,15 @@ class Calibration(Record):
         value: int | None = getattr(self, name)
         return value if holds else None
 
+    def used(self, case: Case, engine: str, version: str) -> tuple[str, ...]:
+        """Words for the measured terms that hold for this case."""
+        names = (*_MACHINE, *_MODEL)
+        return tuple(
+            name.removesuffix("_bytes").replace("_", " ")
+            for name in names
+            if self.measured(name, case, engine, version) is not None
+        )
+
     def document(self) -> dict[str, object]:
         """What is written to the file."""
         fields = {name: getattr(self, name) for name in self._fields if name != "path"}

@@ -19,6 +19,7 @@ from headcount.planner.plan import (
     Alternative,
     Deployment,
     Plan,
+    calibration_words,
     check_context,
     require_parameters,
     standing_warnings,
@@ -118,7 +119,13 @@ def book(deployment: Deployment, demand: Demand) -> Plan:
         lower_bound=(bound.total_bytes, bound.gpus),
         alternatives=_alternatives(demand, [*found.flat, *piped], best),
         smaller=() if _fixed(deployment) else _why_not_fewer(demand, found.flat, best.gpus),
-        warnings=(*close, *warnings, *replica.warnings, *standing_warnings(deployment)),
+        warnings=(
+            *close,
+            *calibration_words(deployment, layout, demand.context),
+            *warnings,
+            *replica.warnings,
+            *standing_warnings(deployment),
+        ),
         ledger=_ledger(deployment, demand, layout, replica, bound),
     )
 

@@ -14,6 +14,7 @@ from headcount.planner.plan import (
     Alternative,
     Deployment,
     Plan,
+    calibration_words,
     check_context,
     require_parameters,
     standing_warnings,
@@ -84,7 +85,12 @@ def fit(
         high=layout.dp * replica.high,
         users=users,
         alternatives=others,
-        warnings=(*warnings, *replica.warnings, *standing_warnings(deployment)),
+        warnings=(
+            *calibration_words(deployment, layout, context),
+            *warnings,
+            *replica.warnings,
+            *standing_warnings(deployment),
+        ),
         ledger=total_ledger(deployment, context, layout, replica),
     )
 

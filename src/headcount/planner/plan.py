@@ -133,6 +133,28 @@ def standing_warnings(deployment: Deployment) -> tuple[str, ...]:
     return tuple(warnings)
 
 
+def calibration_words(deployment: Deployment, layout: Layout, context: int) -> tuple[str, ...]:
+    """What of a calibration the plan uses, by the file's name, or why it does not apply."""
+    found = deployment.settings.calibration
+    if found is None:
+        return ()
+    case = Case(
+        model=deployment.model,
+        accelerator=deployment.accelerator,
+        layout=layout,
+        context=context,
+        settings=deployment.settings,
+    )
+    used = found.used(case, deployment.engine.name, deployment.engine.version)
+    name = found.path or "the calibration"
+    if used:
+        return (f"measured, from {name} ({found.origin[:80]}): {', '.join(used)}",)
+    return (
+        f"{name} does not apply: it was measured with {found.engine} {found.engine_version}, {found.model[:60]} on "
+        f"{found.gpu[:40]}, TP {found.tp}",
+    )
+
+
 def require_parameters(model: ModelSpec) -> None:
     """Refuse to plan a model whose weights are not known."""
     if not model.parameters_known and model.nominal_parameters is None:

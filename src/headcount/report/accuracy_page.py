@@ -16,7 +16,7 @@ WORDS = {
     "end_to_end": "cache, end to end",
     "term": "single terms",
 }
-_HEADER = ("engine", "figure", "rows", "reproduced", "median", "90th", "in interval", "left out")
+_HEADER = ("engine", "figure", "rows", "same", "median", "90th", "held", "left out")
 
 
 def score_rows(scores: list[Score]) -> list[tuple[str, ...]]:
@@ -45,9 +45,9 @@ def write_accuracy(page: Page, outcomes: list[Outcome], scores: list[Score], *, 
     page.table(_HEADER, score_rows(scores), right={2, 3, 4, 5, 6, 7})
     page.blank()
     page.wrapped(
-        "Reproduced: within 0.5 % of the printed figure (pool, request), 1 % (weights) or 0.1 GiB (balance). Median and 90th: "
-        "absolute relative errors. In interval: stated low to high holds the figure. Left out: circular, or what decides the "
-        "figure was not said."
+        "same: share within 0.5 % of the printed figure (pool, request), 1 % (weights) or 0.1 GiB (balance). median, 90th: "
+        "absolute relative errors. held: share of stated intervals that hold the figure. left out: figures that are "
+        "circular, or whose decisive setting was not said."
     )
     if not listing:
         page.blank()

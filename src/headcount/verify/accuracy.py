@@ -17,7 +17,7 @@ from headcount.spec.attention import FullAttention, LatentAttention
 from headcount.spec.huggingface.config import spec_from_config
 from headcount.verify.case_of import Asked, ask
 from headcount.verify.comparison import compare
-from headcount.verify.explanation import explain_gap
+from headcount.verify.explanation import explain_gap, unsaid
 from headcount.verify.observation import Comparison, Observation, read_observation
 
 TYPE_CHECKING = False
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _DATA = os.path.join(os.path.dirname(__file__), "data")
 _MOST_LINE = 1 << 20
 _MOST_CONFIG = 16 << 20
+# How a config's own note begins when its shape is not the published one.
+_UNSURE = ("not known", "inferred")
+_PACKING_WORDS = ("every linear", "the packing", "16-bit weights")
 _TOKENS = "tokens_from_kv_memory"
 # The arithmetic checks hold within the rounding of what was printed.
 TOLERANCE = {_TOKENS: 0.005, "bytes_per_token": 0.005, "weights": 0.01}
@@ -175,6 +178,9 @@ def judge(row: Observation, config: dict[str, Any] | None) -> list[Outcome]:
     """Every outcome of one row; a row that cannot be predicted is one outcome with its reason."""
     if config is None:
         return [_refused(row, "no config: the model is not named or its shape is not known")]
+    source = str(config.get("_source", ""))
+    if source.startswith(_UNSURE):
+        row = row.replace(circular=True, notes=f"{row.notes}; config {source}")
     try:
         model, packing = read_shape(config, row.model or row.config or "the row's model")
         asked = ask(row, model)
@@ -216,7 +222,7 @@ def _outcome(row: Observation, asked: Asked, found: Comparison, packing: str) ->
 def _uncounted(row: Observation, asked: Asked, found: Comparison, packing: str) -> str:
     """Why the figure is no test of the rules."""
     if row.circular:
-        return "circular: the model was inferred from these figures"
+        return "circular: the model or its shape was inferred, here or from other figures, or is not the published one"
     if found.check in ("weights", "end_to_end") and packing:
         return packing
     if found.check in ("weights", "end_to_end") and not asked.weights_known:
@@ -226,8 +232,11 @@ def _uncounted(row: Observation, asked: Asked, found: Comparison, packing: str) 
     if found.check == _TOKENS and asked.assumed and not _reproduced(found):
         # Something that was not said explains it: no fault of the rules, and no proof of them.
         explained = explain_gap(row, asked, found.quantity)
-        if explained:
-            return explained
+        if explained or not asked.kv_known:
+            return explained or "KV dtype was not said, and the default does not reproduce it"
+    missing = unsaid(row, asked)
+    if found.check in (_TOKENS, "bytes_per_token") and missing and not _reproduced(found):
+        return f"not said, and the pool depends on it: {missing}"
     whole = all(
         isinstance(m, FullAttention | LatentAttention)
         for layer, _ in asked.case.model.layer_runs()

@@ -238,12 +238,18 @@ def _settings(observation: Observation, model: ModelSpec, assumed: list[str]) ->
 
 def _weights(observation: Observation, model: ModelSpec, assumed: list[str]) -> tuple[str, bool]:
     """``(format, whether the config says it)``: the config's own, else what the log or the model's name says."""
+    said = f"{observation.weight_dtype_or_quant or ''} {observation.model or ''}".lower()
+    if observation.engine in _LAYER_SPLIT:
+        return _gguf(observation, assumed)
+    if "gguf" in said:
+        assumed.append("16-bit weights: the mix of the GGUF file was not said")
+        return "auto", False
+    if model.quantization is not None and model.quantization.notes:
+        assumed.append(f"the packing: {model.quantization.notes[0]}")
+        return "auto", False
     if model.quantization is not None or model.checkpoint is not None:
         return "auto", True
     # A quantised variant often has its base model's config beside it: then its packing is in no config.
-    if observation.engine in _LAYER_SPLIT:
-        return _gguf(observation, assumed)
-    said = f"{observation.weight_dtype_or_quant or ''} {observation.model or ''}".lower()
     if (observation.weight_dtype_or_quant or "").strip().lower() in _PLAIN_WORDS:
         return "auto", True
     for word, name in _WEIGHT_WORDS:

@@ -1,6 +1,6 @@
 """What explains a gap: the one setting that was not said, with which the engine's rules reproduce the printed figures.
 
-Only settings that the observation left open are tried, one at a time, then two, then three together, the likelier first.
+Only settings that the observation left open are tried, one at a time, then up to four together, the likelier first.
 A setting that reproduces a figure is a reason to name, never a prediction.
 """
 
@@ -11,7 +11,7 @@ from itertools import combinations
 from headcount.engines import engine
 from headcount.errors import HeadcountError
 from headcount.record import Record
-from headcount.spec.attention import SlidingWindow, StateSpace
+from headcount.spec.attention import CompressedLatent, SlidingWindow, StateSpace
 from headcount.units import GIB
 from headcount.verify.case_of import Asked
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _MATCH = 0.003
 # Releases whose rules differ from their neighbours', tried when the log does not name its own.
 _VERSIONS = {
+    "vllm": tuple(
+        (version, f"vLLM {version}'s rules")
+        for version in ("0.19.0", "0.20.1", "0.24.0", "0.26.0", "0.29.0", "0.11.2")
+    ),
     "sglang": tuple(
         (version, f"SGLang {version}'s rules") for version in ("0.5.3", "0.5.4", "0.5.7", "0.5.15", "0.5.23")
     ),
@@ -67,7 +71,7 @@ def explain_gap(observation: Observation, asked: Asked, quantity: str) -> str:
     if not memory or not figure:
         return ""
     changes = _changes(observation, asked)
-    several = (some for size in (1, 2, 3) for some in combinations(changes, size))
+    several = (some for size in (1, 2, 3, 4) for some in combinations(changes, size))
     for combination in several:
         if len({change.group for change in combination}) < len(combination):
             continue
@@ -87,8 +91,25 @@ def explain_gap(observation: Observation, asked: Asked, quantity: str) -> str:
     return ""
 
 
+def unsaid(observation: Observation, asked: Asked) -> str:
+    """The settings that decide this model's pool in vLLM and that the observation does not say; "" when all are said."""
+    if asked.engine.name != "vllm":
+        return ""
+    mixers: set[type] = {type(m) for layer, _ in asked.case.model.layer_runs() for m in layer.mixers}
+    missing = []
+    if observation.max_num_batched_tokens is None and mixers & {SlidingWindow, CompressedLatent}:
+        missing.append("max_num_batched_tokens")
+    if mixers & {StateSpace, SlidingWindow, CompressedLatent} and "speculative-method" not in dict(
+        observation.arguments
+    ):
+        missing.append("the drafter")
+    if StateSpace in mixers and "enable-prefix-caching" not in dict(observation.arguments):
+        missing.append("prefix caching")
+    return ", ".join(missing)
+
+
 def _changes(observation: Observation, asked: Asked) -> list[Change]:
-    mixers = {type(mixer) for layer, _ in asked.case.model.layer_runs() for mixer in layer.mixers}
+    mixers: set[type] = {type(m) for layer, _ in asked.case.model.layer_runs() for m in layer.mixers}
     changes = []
     if observation.kv_cache_dtype is None:
         changes += [
@@ -97,10 +118,10 @@ def _changes(observation: Observation, asked: Asked) -> list[Change]:
     if observation.tensor_parallel is None:
         changes += [Change(words=f"TP {tp}", group="tp", tp=tp) for tp in (2, 4, 8)]
     if asked.engine.name == "vllm":
+        for count in (1, 2, 3, 4, 5, 8):
+            drafter = (("speculative-method", "mtp"), ("num-speculative-tokens", str(count)))
+            changes.append(Change(words=f"MTP with {count} tokens", group="drafter", arguments=drafter))
         if StateSpace in mixers:
-            for count in (1, 2, 3, 4, 5):
-                drafter = (("speculative-method", "mtp"), ("num-speculative-tokens", str(count)))
-                changes.append(Change(words=f"MTP with {count} tokens", group="drafter", arguments=drafter))
             changes += [
                 Change(
                     words=f"prefix caching {word}",
@@ -109,7 +130,7 @@ def _changes(observation: Observation, asked: Asked) -> list[Change]:
                 )
                 for word, flag in (("on", "true"), ("off", "false"))
             ]
-        if observation.max_num_batched_tokens is None and SlidingWindow in mixers:
+        if observation.max_num_batched_tokens is None and mixers & {SlidingWindow, CompressedLatent}:
             changes += [
                 Change(words=f"max_num_batched_tokens {count:,}", group="batch", batched_tokens=count)
                 for count in (2048, 4096, 8192, 16384)
@@ -120,6 +141,6 @@ def _changes(observation: Observation, asked: Asked) -> list[Change]:
     changes += [
         Change(words=words, group="version", version=version)
         for version, words in _VERSIONS.get(asked.engine.name, ())
-        if version != asked.engine.version
+        if version != asked.engine.version and observation.engine_version is None
     ]
     return changes

@@ -1,0 +1,153 @@
+"""The public table: what is predicted against what engines printed. It may not get worse, nor better by leaving rows out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headcount.cli.main import dispatch
+from headcount.errors import HeadcountError, UsageError
+from headcount.verify.accuracy import complete, judge, public_table, read_shape, score
+from headcount.verify.observation import read_observation
+
+# (engine, check): rows at least, share reproduced at least, 90th percentile at most, figures left out at most.
+HELD = {
+    ("vllm", "tokens_from_kv_memory"): (40, 0.95, 0.005, 41),
+    ("vllm", "weights"): (45, 0.92, 0.012, 17),
+    ("vllm", "balance"): (41, 0.95, 0.01, 2),
+    ("vllm", "bytes_per_token"): (2, 0.95, 0.005, 6),
+    ("llama.cpp", "tokens_from_kv_memory"): (10, 0.95, 0.005, 4),
+    ("sglang", "tokens_from_kv_memory"): (1, 0.95, 0.005, 4),
+    ("tensorrt-llm", "tokens_from_kv_memory"): (1, 0.95, 0.005, 2),
+    ("ollama", "tokens_from_kv_memory"): (1, 0.95, 0.005, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[Any]:
+    rows, configs = public_table()
+    return [outcome for row in rows for outcome in judge(row, configs.get(row.config or ""))]
+
+
+@pytest.mark.parametrize("key", HELD, ids=[" ".join(key) for key in HELD])
+def test_printed_figures_are_reproduced(outcomes: list[Any], key: tuple[str, str]) -> None:
+    rows, share, ninetieth, left_out = HELD[key]
+    found = next(each for each in score(outcomes) if (each.engine, each.check) == key)
+    assert found.rows >= rows and found.listed <= left_out
+    assert found.share >= share and found.ninetieth <= ninetieth
+
+
+def test_end_to_end(outcomes: list[Any]) -> None:
+    """Model, card, release, utilization and lengths alone: the cache pool and its interval."""
+    found = next(each for each in score(outcomes) if (each.engine, each.check) == ("vllm", "end_to_end"))
+    assert found.rows >= 31
+    assert found.median <= 0.005 and found.ninetieth <= 0.03
+    assert found.covered is not None and found.covered >= 0.95
+
+
+def test_every_row_is_predicted_or_has_its_reason(outcomes: list[Any]) -> None:
+    rows, _ = public_table()
+    assert {outcome.row.id for outcome in outcomes} == {row.id for row in rows}
+    for outcome in outcomes:
+        assert outcome.reason or (outcome.comparison is not None and outcome.counted)
+
+
+def test_every_row_names_its_source() -> None:
+    rows, configs = public_table()
+    assert all(row.source_url.startswith("https://") for row in rows)
+    assert all(config.get("_source") for config in configs.values())
+
+
+def test_no_row_is_off_by_two_without_a_word(outcomes: list[Any]) -> None:
+    """A counted end-to-end figure off by a factor of two would need a refusal or a warning."""
+    for outcome in outcomes:
+        found = outcome.comparison
+        if found is None or found.check != "end_to_end" or not outcome.counted or not found.reported:
+            continue
+        refused = found.predicted is None or found.predicted <= 0
+        assert refused or 0.5 < found.predicted / found.reported < 2, outcome.row.id
+
+
+def test_an_abridged_config_is_completed() -> None:
+    """Mistral-Small-3.1's published text_config says sliding_window null; the table's copy leaves null entries out."""
+    _, configs = public_table()
+    config = configs["mistralai__Mistral-Small-3.1-24B-Instruct-2503.json"]
+    assert "sliding_window" not in config["text_config"]
+    model, _ = read_shape(config, "mistral-small")
+    assert {mixer.kind for layer in model.layers for mixer in layer.mixers} == {"full"}
+    assert complete({"model_type": "mistral"}) == {"model_type": "mistral"}
+
+
+def test_files_of_the_same_form_give_the_same_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outcomes: list[Any]
+) -> None:
+    data = Path(__file__).parents[2] / "src/headcount/verify/data"
+    configs = json.loads((data / "public_configs.json").read_text())
+    for name, config in configs.items():
+        (tmp_path / name).write_text(json.dumps(config))
+    assert (
+        dispatch(
+            ["accuracy", "--logs", str(data / "public_logs.jsonl"), "--configs", str(tmp_path), "--json"]
+        )
+        == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["rows"]) == len(outcomes)
+    assert {"id", "predicted", "reported", "relative_error", "reason"} <= set(document["rows"][0])
+
+
+def test_planner_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import gzip
+
+    data = Path(__file__).parents[1] / "engines/data/vllm_planner_cases.jsonl.gz"
+    cases = tmp_path / "cases.jsonl"
+    cases.write_bytes(gzip.decompress(data.read_bytes()))
+    assert dispatch(["accuracy", "--planner-cases", str(cases), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["exact"] == document["cases"] == 400
+
+
+BAD_ROWS = [
+    ("[1, 2]", "not a JSON object"),
+    ("{not json", "not JSON"),
+    ('{"id": "x"}', "no 'engine'"),
+    ('{"engine": "vllm", "tensor_parallel": "two"}', "tensor_parallel is 'two'"),
+    ('{"engine": "vllm", "weights_gib": 1e400}', "weights_gib is inf"),
+    ('{"engine": "vllm", "num_gpu_blocks": 1.5}', "num_gpu_blocks is 1.5"),
+    ("[" * 100_000, "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("line", "words"), BAD_ROWS)
+def test_a_bad_row_is_named(tmp_path: Path, line: str, words: str) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"engine": "vllm"}\n' + line + "\n")
+    with pytest.raises(HeadcountError, match=words) as raised:
+        dispatch(["accuracy", "--logs", str(tmp_path / "rows.jsonl"), "--configs", str(tmp_path)])
+    assert "line 2" in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/b.json", "missing.json", ".."])
+def test_a_config_is_a_plain_file_of_the_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"engine": "vllm", "config": name}) + "\n")
+    with pytest.raises(HeadcountError, match=r"plain file name|No such file"):
+        dispatch(["accuracy", "--logs", str(tmp_path / "rows.jsonl"), "--configs", str(tmp_path)])
+
+
+def test_questions_that_contradict_each_other(ask: Callable[[str], Any]) -> None:
+    for command in (
+        "accuracy --planner-cases x --logs y",
+        "accuracy --configs x",
+        "accuracy --logs x",
+        "accuracy --engine no",
+    ):
+        with pytest.raises(UsageError):
+            dispatch(command.split())
+
+
+def test_values_of_the_wrong_kind() -> None:
+    with pytest.raises(UsageError, match="row 7: check"):
+        read_observation({"engine": "vllm", "check": "weights"}, where="row 7")
