@@ -97,9 +97,9 @@ def unsaid(observation: Observation, asked: Asked) -> str:
         return ""
     mixers: set[type] = {type(m) for layer, _ in asked.case.model.layer_runs() for m in layer.mixers}
     missing = []
-    if observation.max_num_batched_tokens is None and mixers & {SlidingWindow, CompressedLatent}:
+    if observation.max_num_batched_tokens is None and not mixers.isdisjoint((SlidingWindow, CompressedLatent)):
         missing.append("max_num_batched_tokens")
-    if mixers & {StateSpace, SlidingWindow, CompressedLatent} and "speculative-method" not in dict(
+    if not mixers.isdisjoint((StateSpace, SlidingWindow, CompressedLatent)) and "speculative-method" not in dict(
         observation.arguments
     ):
         missing.append("the drafter")
@@ -130,7 +130,7 @@ def _changes(observation: Observation, asked: Asked) -> list[Change]:
                 )
                 for word, flag in (("on", "true"), ("off", "false"))
             ]
-        if observation.max_num_batched_tokens is None and mixers & {SlidingWindow, CompressedLatent}:
+        if observation.max_num_batched_tokens is None and not mixers.isdisjoint((SlidingWindow, CompressedLatent)):
             changes += [
                 Change(words=f"max_num_batched_tokens {count:,}", group="batch", batched_tokens=count)
                 for count in (2048, 4096, 8192, 16384)
