@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from headcount.errors import HeadcountError
@@ -55,20 +55,26 @@ HUB = "huggingface.co"
 # Most of headcount's measured terms of vLLM come from these start-up logs: its errors there are no forecast.
 MEASURED_ON = "llm-d-planner"
 SHARD = "model-00001-of-00001.safetensors"
+# Printed GiB have two decimals: figures this near each other are equal.
+TIE = 0.0005
 # headcount's name of a cache format -> kvfit's and hf-mem's; a name they do not have is passed on for them to refuse.
 KVFIT_KV = {"int8_per_token_head_fp32": "int8", "int8_per_token_head": "int8"}
 HF_MEM_KV = {"bf16": "bfloat16", "fp16": "bfloat16"}
 
 
 class Question(NamedTuple):
-    """One row, what it states, and what is missing taken once for all tools (memory of the card, default utilization)."""
+    """One row, and what every tool is told: what the row leaves out is filled in once, the same for all.
+
+    usable_bytes   the card's memory as the engine reads it x utilization
+    stored_bytes   the checkpoint's tensors
+    """
 
     row: Observation
     asked: Asked
     repository: str
     config: dict[str, Any]
     path: str
-    memory_bytes: int
+    usable_bytes: int
     utilization: float
     parameters: int
     stored_bytes: int
@@ -95,7 +101,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     """The stand-in: a proxy that answers for huggingface.co itself and refuses every other host."""
 
     protocol_version = "HTTP/1.1"
-    questions: dict[str, Question] = {}
+    questions: ClassVar[dict[str, Question]] = {}
     tls: ssl.SSLContext
 
     def do_CONNECT(self) -> None:
@@ -153,24 +159,10 @@ def serve(question: Question, parts: Sequence[str]) -> bytes | None:
 def open_hub(folder: str, questions: Iterable[Question]) -> dict[str, str]:
     """Start the stand-in; returns the environment in which a process meets it."""
     key, certificate = os.path.join(folder, "key.pem"), os.path.join(folder, "certificate.pem")
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    subprocess.run(
-        [*command, "-keyout", key, "-out", certificate, "-subj", f"/CN={HUB}"]
-        + ["-addext", f"subjectAltName=DNS:{HUB}"],
-        check=True,
-        capture_output=True,
-    )
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    command += f" -subj /CN={HUB} -addext subjectAltName=DNS:{HUB}"
+    argv = [*command.split(), "-keyout", key, "-out", certificate]
+    subprocess.run(argv, check=True, capture_output=True)
     Hub.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     Hub.tls.load_cert_chain(certificate, key)
     Hub.questions = {question.repository: question for question in questions}
@@ -198,7 +190,9 @@ def ask_headcount(question: Question, bin_folder: str, environment: dict[str, st
     row, case, engine = question.row, question.asked.case, question.asked.engine
     argv = [os.path.join(bin_folder, "headcount"), "fit", question.path, "--json", "--allow-long-context"]
     argv += ["--engine", engine.name, "--engine-version", engine.version, "--gpu", case.accelerator.name]
-    argv += ["--memory", f"{question.memory_bytes}B", "--context", str(case.context)]
+    argv += ["--context", str(case.context)]
+    if case.settings.memory_bytes is not None:
+        argv += ["--memory", f"{case.settings.memory_bytes}B"]
     argv += ["--utilization", str(question.utilization), "--kv", case.settings.kv]
     argv += ["--weights", case.settings.weights]
     argv += ["--tp", str(case.layout.tp), "--pp", str(case.layout.pp), "--dp", str(case.layout.dp)]
@@ -222,7 +216,12 @@ def ask_kvfit(question: Question, bin_folder: str, environment: dict[str, str]) 
     if case.layout.pp > 1:
         return Answer(refusal="it has no pipeline stages")
     argv = [os.path.join(bin_folder, "kvfit"), question.repository, "--json", "--allow-context-overflow"]
-    argv += ["--hardware", f"custom:{question.memory_bytes / GIB}", "--gpus", str(case.layout.gpus)]
+    argv += [
+        "--hardware",
+        f"custom:{question.usable_bytes / question.utilization / GIB}",
+        "--gpus",
+        str(case.layout.gpus),
+    ]
     argv += ["--tp", str(case.layout.tp), "--utilization", str(question.utilization)]
     kv = kv_name(question)
     argv += ["--context", str(case.context), "--kv-dtype", KVFIT_KV.get(kv, kv)]
@@ -254,7 +253,7 @@ def ask_hf_mem(question: Question, bin_folder: str, environment: dict[str, str])
     if found is None:
         return Answer(refusal=said, seconds=seconds)
     ranks = case.layout.tp * case.layout.pp
-    cache = question.memory_bytes * question.utilization - found["memory"] / ranks
+    cache = question.usable_bytes - found["memory"] / ranks
     if found.get("kv_cache") is None:
         return Answer(cache_bytes=cache, seconds=seconds)
     token_bytes = found["kv_cache"] / case.context / ranks
@@ -268,7 +267,7 @@ def ask_stock(question: Question, _: str, __: dict[str, str]) -> Answer:
     if not (heads and layers and head_dim):
         return Answer(refusal="the config does not give L, K and H under their usual names")
     token_bytes = 2 * layers * (text.get("num_key_value_heads") or heads) * head_dim * 2 / ranks
-    cache = question.memory_bytes * question.utilization - question.parameters * 2 / ranks
+    cache = question.usable_bytes - question.parameters * 2 / ranks
     return Answer(cache, max(0.0, cache / token_bytes), token_bytes)
 
 
@@ -287,19 +286,20 @@ def read_questions(
         if row.engine != "vllm" or row.circular or config is None:
             continue
         try:
-            model, packing = read_shape(config, row.model or row.config or "")
+            model, _ = read_shape(config, row.model or row.config or "")
             asked = ask(row, model)
         except HeadcountError as error:
             unread.append(f"{row.id}: {error}")
             continue
         case, name = asked.case, str(row.config)[: -len(".json")]
-        filled = {key: value for key, value in complete(config).items() if key != "_source"}
+        filled = spell_out(config)
         path = os.path.join(folder, f"{row.id}.json")
         with open(path, "w", encoding="utf-8") as file:
             json.dump(filled, file)
         settings = case.settings.replace(weights="fp32") if model.dtype == "fp32" else case.settings
         share = row.gpu_memory_utilization or asked.engine.default_utilization(case)
-        memory = case.settings.memory_bytes or case.accelerator.memory_bytes
+        share = share or 1.0
+        usable = asked.engine.usable_bytes(case.accelerator, case.settings)
         questions.append(
             Question(
                 row,
@@ -307,8 +307,8 @@ def read_questions(
                 name.replace("__", "/", 1) if "__" in name else f"public/{name}",
                 filled,
                 path,
-                memory,
-                share or 1.0,
+                usable,
+                share,
                 model.parameters,
                 asked.engine.stored_bytes(model, settings),
             )
@@ -316,10 +316,25 @@ def read_questions(
     return questions, unread
 
 
+def spell_out(config: dict[str, Any]) -> dict[str, Any]:
+    """The config as current transformers writes it: nothing left out, each layer's kind by name (kvfit asks for it)."""
+    filled = {key: value for key, value in complete(config).items() if key != "_source"}
+    text = filled.get("text_config") or filled
+    every = text.get("sliding_window_pattern")
+    if isinstance(every, int) and "layer_types" not in text:
+        kinds = [
+            "sliding_attention" if (i + 1) % every else "full_attention"
+            for i in range(text["num_hidden_layers"])
+        ]
+        text = {**text, "layer_types": kinds}
+    return {**filled, "text_config": text} if filled.get("text_config") else text
+
+
 def group_of(question: Question) -> str:
     """``stated``, ``dated`` (the release was not said: the newest of the log's day) or "" (no end-to-end row)."""
     row = question.row
     if row.engine_version is None:
+        # Judged as if its release had been said: what else it lacks still leaves it out.
         row = row.replace(engine_version=question.asked.engine.version)
     found = [o for o in judge(row, question.config) if o.comparison and o.comparison.check == "end_to_end"]
     # A refusal of headcount's stays in: it is counted as one.
@@ -363,6 +378,11 @@ def off_by_two(error: float) -> bool:
     return error >= 1.0 or error <= -0.5
 
 
+def closer(found: float | None, than: float | None) -> bool:
+    """Closer by more than the two printed decimals of a GiB decide; any answer is closer than a refusal."""
+    return found is not None and (than is None or abs(found) + TIE < abs(than))
+
+
 def print_errors(title: str, errors: dict[str, list[float | None]]) -> None:
     """One table: every tool over the same rows; the last columns set the peers beside headcount row by row."""
     ours = errors["headcount"]
@@ -384,7 +404,7 @@ def print_errors(title: str, errors: dict[str, list[float | None]]) -> None:
         else:
             cells += [""] * 5
         best = sum(
-            e is not None and abs(e) == min(abs(r[i]) for r in errors.values() if r[i] is not None)
+            e is not None and not any(closer(row[i], e) for row in errors.values())
             for i, e in enumerate(errors[tool])
         )
         print(f"| {tool} | {' | '.join(cells)} | {best} |")
@@ -394,14 +414,14 @@ def print_beaten(questions: Sequence[Question], errors: dict[str, list[float | N
     """Every row on which a peer came closer than headcount."""
     for i, question in enumerate(questions):
         ours = errors["headcount"][i]
-        closer = [
+        nearer = [
             f"{tool} {100 * found:+.2f} %"
             for tool in TOOLS[1:]
-            if (found := errors[tool][i]) is not None and (ours is None or abs(found) < abs(ours))
+            if (found := errors[tool][i]) is not None and closer(found, ours)
         ]
-        if closer:
+        if nearer:
             own = "refused" if ours is None else f"{100 * ours:+.2f} %"
-            print(f"- {figure}, {question.row.id}: headcount {own}; {', '.join(closer)}")
+            print(f"- {figure}, {question.row.id}: headcount {own}; {', '.join(nearer)}")
 
 
 def ask_all(
@@ -488,14 +508,12 @@ def report_bytes(questions: list[Question], answers: dict[str, list[Answer]]) ->
             print_beaten(picked, errors, "bytes per token")
 
 
-def says_bytes(row: Observation) -> bool:
+def says_bytes(question: Question) -> bool:
     """Whether the row says all that a token's bytes depend on; headcount's own result plays no part."""
-    return None not in (
-        row.kv_cache_memory_gib,
-        row.kv_cache_tokens,
-        row.kv_cache_dtype,
-        row.max_model_len,
-    )
+    row = question.row
+    said = (row.kv_cache_memory_gib, row.kv_cache_tokens, row.kv_cache_dtype, row.max_model_len)
+    inferred = any(outcome.reason.startswith("circular") for outcome in judge(row, question.config))
+    return None not in said and not inferred
 
 
 def check_accuracy_route(questions: list[Question], answers: list[Answer]) -> None:
@@ -542,7 +560,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         questions, unread = read_questions(rows, find, folder)
         groups = [group_of(question) for question in questions]
-        wanted = [i for i, q in enumerate(questions) if groups[i] or says_bytes(q.row)]
+        wanted = [i for i, q in enumerate(questions) if groups[i] or says_bytes(q)]
         questions, groups = [questions[i] for i in wanted], [groups[i] for i in wanted]
         answers = ask_all(questions, args.rounds, folders, open_hub(folder, questions))
     print(
@@ -561,7 +579,7 @@ def main() -> int:
         ("dated", "Release not said: the newest of the log's day"),
     ):
         report_end_to_end(*part([i for i, found in enumerate(groups) if found == group]), title)
-    report_bytes(*part([i for i, q in enumerate(questions) if says_bytes(q.row)]))
+    report_bytes(*part([i for i, q in enumerate(questions) if says_bytes(q)]))
     print_seconds(answers)
     return 0
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headcount.engines.versions import release
 from headcount.engines.vllm.rules import (
     CUBLAS_BYTES,
     CUBLAS_BYTES_SM90,
@@ -15,7 +16,6 @@ from headcount.engines.vllm.rules import (
     batch_defaults,
     bytes_per_logit,
     is_prerelease,
-    release,
     release_on,
     rules_for,
     runs_v2,

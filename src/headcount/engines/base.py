@@ -17,6 +17,8 @@ from itertools import accumulate
 
 from headcount.errors import UsageError
 from headcount.record import Record
+from headcount.spec.weight import EXPERTS, KV, REPLICATED, ROW
+from headcount.units import round_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from headcount.hardware import Accelerator
     from headcount.ledger import Ledger
     from headcount.spec.model import ModelSpec
+    from headcount.spec.weight import Weight
 
 
 class Layout(Record):
@@ -250,6 +253,29 @@ def head_refusal(model: ModelSpec, tp: int) -> str | None:
             if heads % tp and tp % heads:
                 return f"{heads} key/value heads neither divide by {tp} nor divide {tp}"
     return None
+
+
+def width_refusal(model: ModelSpec, tp: int, *, vocab_multiple: int) -> str | None:
+    """The vocabulary (padded to ``vocab_multiple``) and every sharded width must divide by T."""
+    if tp == 1:
+        return None
+    if round_up(model.vocab_size, vocab_multiple) % tp:
+        return f"the vocabulary of {model.vocab_size:,} (padded to a multiple of {vocab_multiple}) does not divide by {tp}"
+    for layer, _ in model.layer_runs():
+        for weight in layer.weights:
+            width = sharded_width(model, weight)
+            if width % tp:
+                return f"width {width:,} of {weight.name.rsplit('.', 1)[-1]} does not divide by {tp}"
+    return None
+
+
+def sharded_width(model: ModelSpec, weight: Weight) -> int:
+    """Outputs of a column-parallel matrix, inputs of a row-parallel one, an expert's own width; 0 when it is whole."""
+    if not weight.linear or weight.shard in (REPLICATED, KV):
+        return 0
+    if weight.part == EXPERTS and model.hidden_size in weight.shape:
+        return weight.shape[0] if weight.shape[1] == model.hidden_size else weight.shape[1]
+    return weight.shape[1] if weight.shard == ROW else weight.shape[0]
 
 
 def even_stages(layers: int, stages: int) -> list[tuple[int, int]]:

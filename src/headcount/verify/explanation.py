@@ -97,11 +97,13 @@ def unsaid(observation: Observation, asked: Asked) -> str:
         return ""
     mixers: set[type] = {type(m) for layer, _ in asked.case.model.layer_runs() for m in layer.mixers}
     missing = []
-    if observation.max_num_batched_tokens is None and not mixers.isdisjoint((SlidingWindow, CompressedLatent)):
-        missing.append("max_num_batched_tokens")
-    if not mixers.isdisjoint((StateSpace, SlidingWindow, CompressedLatent)) and "speculative-method" not in dict(
-        observation.arguments
+    if observation.max_num_batched_tokens is None and not mixers.isdisjoint(
+        (SlidingWindow, CompressedLatent)
     ):
+        missing.append("max_num_batched_tokens")
+    if not mixers.isdisjoint(
+        (StateSpace, SlidingWindow, CompressedLatent)
+    ) and "speculative-method" not in dict(observation.arguments):
         missing.append("the drafter")
     if StateSpace in mixers and "enable-prefix-caching" not in dict(observation.arguments):
         missing.append("prefix caching")
@@ -130,7 +132,9 @@ def _changes(observation: Observation, asked: Asked) -> list[Change]:
                 )
                 for word, flag in (("on", "true"), ("off", "false"))
             ]
-        if observation.max_num_batched_tokens is None and not mixers.isdisjoint((SlidingWindow, CompressedLatent)):
+        if observation.max_num_batched_tokens is None and not mixers.isdisjoint(
+            (SlidingWindow, CompressedLatent)
+        ):
             changes += [
                 Change(words=f"max_num_batched_tokens {count:,}", group="batch", batched_tokens=count)
                 for count in (2048, 4096, 8192, 16384)

@@ -85,7 +85,8 @@ _TEXT = (
     "raw",
     "config",
 )
-_WHOLE = (
+# Fields that are whole numbers.
+WHOLE_FIELDS = (
     "gpu_count",
     "tensor_parallel",
     "pipeline_parallel",
@@ -131,7 +132,7 @@ def _value(name: str, value: object, where: str) -> Any:
     elif name == "circular":
         return bool(value)
     elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18:
-        if name not in _WHOLE:
+        if name not in WHOLE_FIELDS:
             return float(value)
         if value == int(value):
             return int(value)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from headcount.engines.base import head_refusal
+from headcount.engines.base import head_refusal, width_refusal
 from headcount.spec.attention import StateSpace
-from headcount.spec.weight import EXPERTS, KV, REPLICATED
-from headcount.units import round_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.engines.base import Layout
     from headcount.spec.model import ModelSpec
-    from headcount.spec.weight import Weight
 
 _VOCAB_MULTIPLE = 64
 # No encoder-decoder text model has a class in srt/models of 0.5.23 (Whisper has one).
@@ -55,27 +52,4 @@ def sglang_refusal(model: ModelSpec, layout: Layout) -> str | None:
         return f"SGLang has no state pool for model type {model.family}"
     if layout.pp > len(model.layers):
         return f"{len(model.layers)} layers cannot make {layout.pp} stages"
-    return head_refusal(model, layout.tp) or _width_refusal(model, layout.tp)
-
-
-def _width_refusal(model: ModelSpec, tp: int) -> str | None:
-    """Vocabulary (padded to 64) and every sharded width must divide."""
-    if tp == 1:
-        return None
-    if round_up(model.vocab_size, _VOCAB_MULTIPLE) % tp:
-        return f"the vocabulary of {model.vocab_size:,} (padded to a multiple of 64) does not divide by {tp}"
-    for layer, _ in model.layer_runs():
-        for weight in layer.weights:
-            width = _sharded_width(model, weight)
-            if width % tp:
-                return f"width {width:,} of {weight.name.rsplit('.', 1)[-1]} does not divide by {tp}"
-    return None
-
-
-def _sharded_width(model: ModelSpec, weight: Weight) -> int:
-    """Outputs of a column-parallel matrix, inputs of a row-parallel one, an expert's own width; 0 when it is whole."""
-    if not weight.linear or weight.shard in (REPLICATED, KV):
-        return 0
-    if weight.part == EXPERTS and model.hidden_size in weight.shape:
-        return weight.shape[0] if weight.shape[1] == model.hidden_size else weight.shape[1]
-    return weight.shape[1] if weight.shard == "row" else weight.shape[0]
+    return head_refusal(model, layout.tp) or width_refusal(model, layout.tp, vocab_multiple=_VOCAB_MULTIPLE)

@@ -7,6 +7,7 @@ changes a pool of given bytes is kept by release; the default of mem_fraction_st
 
 from __future__ import annotations
 
+from headcount.engines.versions import release
 from headcount.errors import UnknownNameError
 from headcount.record import Record
 
@@ -71,14 +72,3 @@ def rules_for(engine_version: str) -> SglangRules:
         oldest = rules
     assert oldest is not None
     return oldest
-
-
-def release(version: str) -> tuple[int, ...]:
-    """``v0.5.6.post2`` -> (0, 5, 6); () when there are no two leading numbers."""
-    out: list[int] = []
-    for part in version.strip().removeprefix("v").split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        out.append(int(digits))
-    return (*out, *[0] * (3 - len(out))) if len(out) >= 2 else ()

@@ -20,8 +20,8 @@ import json
 from headcount.cost.weights import PLAIN_BYTES, weight_format
 from headcount.engines.arguments import plain, read_arguments
 from headcount.engines.base import Launch
+from headcount.engines.versions import release
 from headcount.engines.vllm.options import VLLM_ARGUMENTS, batch_limits, utilization
-from headcount.engines.vllm.rules import release
 from headcount.errors import UsageError
 from headcount.spec.kv_format import kv_format
 

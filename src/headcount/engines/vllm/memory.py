@@ -20,12 +20,12 @@ from __future__ import annotations
 from headcount.cost.weights import weight_format
 from headcount.engines.base import Case
 from headcount.engines.device import CUDA_KEEPS_SPREAD, device_bytes
+from headcount.engines.versions import release
 from headcount.engines.vllm.options import measured_device
 from headcount.engines.vllm.rules import (
     CUBLAS_BYTES_SM90,
     EngineRules,
     bytes_per_logit,
-    release,
     runs_v2,
     sampler_peak_bytes,
 )

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from headcount.engines.base import head_refusal
-from headcount.engines.vllm.rules import release
-from headcount.spec.weight import EXPERTS, KV, REPLICATED
-from headcount.units import round_up
+from headcount.engines.base import head_refusal, sharded_width, width_refusal
+from headcount.engines.versions import release
+from headcount.spec.weight import EXPERTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.engines.base import Layout
     from headcount.spec.model import ModelSpec
-    from headcount.spec.weight import Weight
 
 VOCAB_MULTIPLE = 64
 # Last version that had the architecture (vllm/model_executor/models/registry.py of 0.33.0).
@@ -38,40 +36,29 @@ def vllm_refusal(model: ModelSpec, layout: Layout, version: str) -> str | None:
         return f"vLLM dropped model type {family} after {last}"
     if layout.pp > len(model.layers):
         return f"{len(model.layers)} layers cannot make {layout.pp} stages"
-    return head_refusal(model, layout.tp) or _width_refusal(model, layout.tp)
+    return (
+        head_refusal(model, layout.tp)
+        or width_refusal(model, layout.tp, vocab_multiple=VOCAB_MULTIPLE)
+        or _group_refusal(model, layout.tp)
+    )
 
 
-def _width_refusal(model: ModelSpec, tp: int) -> str | None:
-    """Vocabulary (padded to 64) and every sharded width must divide; packed groups must stay whole."""
-    if tp == 1:
+def _group_refusal(model: ModelSpec, tp: int) -> str | None:
+    """Packed groups and blocks must stay whole on a rank."""
+    if tp == 1 or model.quantization is None:
         return None
-    if round_up(model.vocab_size, VOCAB_MULTIPLE) % tp:
-        return f"the vocabulary of {model.vocab_size:,} (padded to a multiple of 64) does not divide by {tp}"
     for layer, _ in model.layer_runs():
         for weight in layer.weights:
-            reason = _weight_refusal(model, weight, tp)
-            if reason:
-                return reason
-    return None
-
-
-def _weight_refusal(model: ModelSpec, weight: Weight, tp: int) -> str | None:
-    if not weight.linear or weight.shard in (REPLICATED, KV):
-        return None
-    short = weight.name.rsplit(".", 1)[-1]
-    # Column-parallel layers divide their outputs, row-parallel ones their inputs; experts divide their own width.
-    if weight.part == EXPERTS and model.hidden_size in weight.shape:
-        width = weight.shape[0] if weight.shape[1] == model.hidden_size else weight.shape[1]
-    else:
-        width = weight.shape[1] if weight.shard == "row" else weight.shape[0]
-    if width % tp:
-        return f"width {width:,} of {short} does not divide by {tp}"
-    packing = model.quantization.packing_of(weight, 0) if model.quantization is not None else None
-    if packing is None:
-        return None
-    unit = packing.group if weight.shard != "column" else packing.block_rows
-    if weight.part == EXPERTS:
-        unit = max(packing.block_rows, packing.group if packing.block_rows > 1 else 1)
-    if unit > 1 and (width // tp) % unit:
-        return f"{width:,} / {tp} = {width // tp:,} columns of {short} are not whole groups of {unit} ({packing.name})"
+            width, packing = sharded_width(model, weight), model.quantization.packing_of(weight, 0)
+            if not width or packing is None:
+                continue
+            unit = packing.group if weight.shard != "column" else packing.block_rows
+            if weight.part == EXPERTS:
+                unit = max(packing.block_rows, packing.group if packing.block_rows > 1 else 1)
+            if unit > 1 and (width // tp) % unit:
+                short = weight.name.rsplit(".", 1)[-1]
+                return (
+                    f"{width:,} / {tp} = {width // tp:,} columns of {short} are not whole groups of {unit} "
+                    f"({packing.name})"
+                )
     return None

@@ -6,6 +6,7 @@ in its wheel). ``_CHANGES`` names the file of each change; ``EngineRules.version
 
 from __future__ import annotations
 
+from headcount.engines.versions import release
 from headcount.errors import UnknownNameError
 from headcount.record import Record
 from headcount.units import GIB
@@ -376,17 +377,6 @@ def is_prerelease(engine_version: str) -> bool:
     """Whether the text names a build before a release: ``0.20.2rc1``, ``0.20.2.dev3``, ``0.9.0a1``."""
     digits = engine_version.strip().removeprefix("v").split("+")[0].replace("post", "")
     return any(sign.isalpha() for sign in digits)
-
-
-def release(version: str) -> tuple[int, ...]:
-    """``v0.8.5.post1`` -> (0, 8, 5); () when there are no two leading numbers."""
-    out: list[int] = []
-    for part in version.strip().removeprefix("v").split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        out.append(int(digits))
-    return (*out, *[0] * (3 - len(out))) if len(out) >= 2 else ()
 
 
 # Day on which the first file of each release was published on PyPI (https://pypi.org/project/vllm/#history).

@@ -13,6 +13,7 @@ import re
 
 from headcount.errors import UsageError
 from headcount.units import GIB
+from headcount.verify.observation import WHOLE_FIELDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,22 +31,7 @@ SIZE = r"(-?\d{1,15}(?:\.\d{1,9})? ?(?:[KMGT]i?B|bytes|B))\b"
 # print KiB, MiB and GiB (format.HumanBytes2). So a G is 2**30 in every log read here.
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
-WHOLE_FIGURES = frozenset(
-    (
-        "gpu_count",
-        "tensor_parallel",
-        "pipeline_parallel",
-        "data_parallel",
-        "block_size",
-        "max_model_len",
-        "max_num_batched_tokens",
-        "max_num_seqs",
-        "num_gpu_blocks",
-        "kv_cache_tokens",
-        "max_concurrency_tokens",
-        "estimated_max_len",
-    )
-)
+WHOLE_FIGURES = frozenset(WHOLE_FIELDS)
 NUMBER_FIGURES = frozenset(("gpu_memory_utilization", "max_concurrency", "bytes_per_token"))
 
 

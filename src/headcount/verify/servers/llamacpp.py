@@ -16,7 +16,7 @@ import time
 
 from headcount.verify.observation import Observation
 from headcount.verify.servers.http import ServerError, read_json, whole_number
-from headcount.verify.servers.metrics import fetch_metrics, total
+from headcount.verify.servers.metrics import fetch_metrics, fullest, total
 from headcount.verify.servers.server import LiveServer, Usage, count_of, text_of
 
 TYPE_CHECKING = False
@@ -41,15 +41,10 @@ class LlamaServer(LiveServer):
             if not isinstance(slots, list) or not all(isinstance(slot, dict) for slot in slots):
                 return Usage()
             return Usage(running=sum(slot.get("is_processing") is True for slot in slots))
-        fractions = [sample.value for sample in samples if sample.name == _FRACTION]
-        if any(value > 1.0001 for value in fractions):
-            raise ServerError(
-                f"{self.client.address.words()}/metrics: a cache that is {max(fractions):g} times full is not possible"
-            )
         return Usage(
             running=total(samples, _RUNNING),
             waiting=total(samples, _WAITING),
-            fraction=max(fractions, default=None),
+            fraction=fullest(samples, (_FRACTION,), self.client.address.words()),
         )
 
     def request(self, prompt: list[int] | str, reply_tokens: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from headcount.verify.servers.http import METRICS_BYTES, Client, ServerError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
 # Beyond what 4,096 engines of one deployment would say of one name.
 _MOST_SAMPLES = 1 << 14
@@ -128,3 +128,14 @@ def total(samples: Iterable[Sample], name: str) -> int | None:
     """The sum over all series of ``name``, a whole number; None where there is none."""
     values = [sample.value for sample in samples if sample.name == name]
     return round(sum(values)) if values else None
+
+
+def fullest(samples: Iterable[Sample], names: Container[str], where: str) -> float | None:
+    """The largest share of a cache in use among ``names``; None without one.
+
+    Raises ServerError for a cache that is more than full.
+    """
+    fractions = [sample.value for sample in samples if sample.name in names]
+    if any(value > 1.0001 for value in fractions):
+        raise ServerError(f"{where}/metrics: a cache that is {max(fractions):g} times full is not possible")
+    return max(fractions, default=None)

@@ -11,7 +11,7 @@ import time
 
 from headcount.verify.observation import Observation
 from headcount.verify.servers.http import ServerError
-from headcount.verify.servers.metrics import Sample, fetch_metrics
+from headcount.verify.servers.metrics import Sample, fetch_metrics, fullest
 from headcount.verify.servers.server import LiveServer, Usage, count_of, text_of
 
 TYPE_CHECKING = False
@@ -35,16 +35,11 @@ class SglangServer(LiveServer):
         samples = fetch_metrics(self.client, _WANTED)
         if samples is None:
             return Usage()
-        fractions = [sample.value for sample in samples if sample.name == _FRACTION]
-        if any(value > 1.0001 for value in fractions):
-            raise ServerError(
-                f"{self.client.address.words()}/metrics: a cache that is {max(fractions):g} times full is not possible"
-            )
         retracted = [_ranks(samples, name) for name in _RETRACTED]
         return Usage(
             running=_ranks(samples, _RUNNING),
             waiting=_ranks(samples, _WAITING),
-            fraction=max(fractions, default=None),
+            fraction=fullest(samples, (_FRACTION,), self.client.address.words()),
             preemptions=next((count for count in retracted if count is not None), None),
         )
 

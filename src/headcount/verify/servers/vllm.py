@@ -12,7 +12,7 @@ import time
 from headcount.units import GIB
 from headcount.verify.observation import Observation
 from headcount.verify.servers.http import ServerError
-from headcount.verify.servers.metrics import Sample, fetch_metrics, total
+from headcount.verify.servers.metrics import Sample, fetch_metrics, fullest, total
 from headcount.verify.servers.server import LiveServer, Usage, count_of, text_of
 
 TYPE_CHECKING = False
@@ -38,15 +38,10 @@ class VllmServer(LiveServer):
         samples = fetch_metrics(self.client, _WANTED)
         if samples is None:
             return Usage()
-        fractions = [sample.value for sample in samples if sample.name in _FRACTIONS]
-        if any(value > 1.0001 for value in fractions):
-            raise ServerError(
-                f"{self.client.address.words()}/metrics: a cache that is {max(fractions):g} times full is not possible"
-            )
         return Usage(
             running=total(samples, _RUNNING),
             waiting=total(samples, _WAITING),
-            fraction=max(fractions, default=None),
+            fraction=fullest(samples, _FRACTIONS, self.client.address.words()),
             preemptions=total(samples, _PREEMPTIONS),
         )
 
