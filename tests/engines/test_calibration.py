@@ -12,7 +12,7 @@ import pytest
 from headcount.cli.main import dispatch
 from headcount.engines.arguments import Argument, read_arguments
 from headcount.engines.calibration import FORMAT, Calibration, read_calibration, write_calibration
-from headcount.errors import HeadcountError, UnknownNameError, UsageError
+from headcount.errors import HeadcountError, UsageError
 
 GOOD = {
     "format": FORMAT,
@@ -141,7 +141,7 @@ def test_bad_arguments(pair: tuple[str, str], words: str) -> None:
 
 
 def test_arguments_on_the_command_line() -> None:
-    with pytest.raises(UnknownNameError, match="nearest: block-size"):
+    with pytest.raises(UsageError, match="nearest: block-size"):
         dispatch([*FIT.split(), "--engine-arg", "blocksize=32"])
     with pytest.raises(UsageError, match="given twice"):
         dispatch([*FIT.split(), "--engine-arg", "block-size=32", "--engine-arg", "block-size=16"])

@@ -119,7 +119,7 @@ def test_kv_names_and_arguments() -> None:
     assert (keys.key.name, keys.value.name) == ("q8_0", "fp16")
     with pytest.raises(UsageError, match="no KV cache type"):
         read_options(Settings(kv="fp8"), rules)
-    with pytest.raises(UnknownNameError):
+    with pytest.raises(UsageError):
         read_options(Settings(arguments=(("gpu-memory-utilization", "0.9"),)), rules)
     with pytest.raises(UnknownNameError, match="GGUF"):
         LlamaCpp().replica(case("llama-3-8b", "rtx-4090", 4096, weights="awq"))

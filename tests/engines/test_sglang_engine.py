@@ -327,7 +327,7 @@ def test_the_fraction_in_force_is_told() -> None:
 
 
 def test_an_argument_that_it_has_no_rule_for_is_refused() -> None:
-    with pytest.raises(UnknownNameError, match="page-size"):
+    with pytest.raises(UsageError, match="page-size"):
         Sglang().replica(case("llama-3.1-8b", arguments=given(page_sise=64)))
 
 

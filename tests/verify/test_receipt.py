@@ -42,7 +42,7 @@ def test_a_log_beside_its_prediction(log: Path, capsys: pytest.CaptureFixture[st
     assert abs(terms["weights", "weights"]["relative_error"]) < 0.01
     # A conversation of 8,192 tokens takes 512 blocks of the pool's 68,500, one of which is never given out.
     assert found["conversations"] == 133
-    assert found["rests_on"] == "the reported cache"
+    assert found["rests_on"] == "the reported capacity"
 
 
 def test_shorter_conversations(log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ COMMANDS = {
     "heads": "what each attention head does, and what fewer would cost",
     "models": "list or search the model catalogue",
     "gpus": "list or search the accelerators",
+    "engines": "list the engines and their own arguments (--engine-arg)",
     "train": "train a small transformer here and judge it on held-out data",
     "completion": "print a shell completion script (bash, zsh)",
 }

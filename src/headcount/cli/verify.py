@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from headcount.cli.options import Parser, optional_count
+from headcount.cli.options import Parser, optional_count, read_engine_arguments
 from headcount.cli.output import emit_json
 from headcount.errors import HeadcountError, UsageError
-from headcount.units import parse_count
+from headcount.units import parse_count, parse_fraction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,6 +43,17 @@ def make_parser() -> Parser:
     parser.add_argument("--gpu", metavar="NAME", help="the card, where the log does not name it")
     parser.add_argument("--tp", metavar="N", help="tensor parallel size, where the log does not say it")
     parser.add_argument("--kv", metavar="DTYPE", help="cache format, where the log does not say it")
+    parser.add_argument("--weights", metavar="DTYPE", help="weight format, where the log does not say it")
+    parser.add_argument(
+        "--utilization", metavar="FRAC", help="the engine's fraction, where the log does not say it"
+    )
+    parser.add_argument(
+        "--engine-arg",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="an argument the engine was started with (headcount engines lists them)",
+    )
     parser.add_argument("--engine-version", metavar="X", help="release, where the log does not say it")
     parser.add_argument(
         "--context", metavar="TOKENS", help="length of a conversation (default: the longest the server takes)"
@@ -119,10 +130,14 @@ def _receipt(
         "tensor_parallel": optional_count(args.tp, what="--tp", maximum=4096),
         "kv_cache_dtype": args.kv,
         "engine_version": args.engine_version,
+        "gpu_memory_utilization": None
+        if args.utilization is None
+        else parse_fraction(args.utilization, what="--utilization", low=0.01),
+        "arguments": (*observation.arguments, *read_engine_arguments(args.engine_arg)) or None,
     }
     observation = observation.replace(**{name: value for name, value in said.items() if value is not None})
     model = find_model(observation, args.model)
-    return make_receipt(observation, model, context=context, origin=origin, notes=notes)
+    return make_receipt(observation, model, weights=args.weights, context=context, origin=origin, notes=notes)
 
 
 def _save(args: argparse.Namespace, receipts: list[Receipt]) -> None:
@@ -132,6 +147,8 @@ def _save(args: argparse.Namespace, receipts: list[Receipt]) -> None:
 
     if len(receipts) > 1:
         raise UsageError(f"--save: {len(receipts)} starts were read; save the log of one")
+    if not receipts[0].asked.card_named:
+        raise UsageError("--save: the log does not name a card that plans know; say which with --gpu NAME")
     write_calibration(receipts[0].calibration, args.save)
     sys.stderr.write(f"saved {args.save}: plans use it with --calibration {args.save}\n")
 

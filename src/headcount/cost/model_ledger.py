@@ -20,8 +20,8 @@ def model_ledger(
     if total is not None:
         terms.append(
             Term(
-                name=f"weights, {weight_name}",
-                symbol="W",
+                name=f"weights of the whole model, {weight_name}",
+                symbol="W_model",
                 value=total,
                 unit="B",
                 formula="sum over tensors of bytes"

@@ -8,7 +8,7 @@ Each engine lists those that change memory. Values are checked here, so that an 
 
 from __future__ import annotations
 
-from headcount.errors import UnknownNameError, UsageError
+from headcount.errors import UnknownNameError, UsageError, nearest
 from headcount.record import Record
 from headcount.units import parse_bytes, parse_count, parse_fraction
 
@@ -48,16 +48,48 @@ def read_arguments(
 ) -> dict[str, int | float | bool | str | None]:
     """Return a value for every argument in ``allowed``: the given one, checked, else its default.
 
-    Raises UnknownNameError for a name that the engine has no rule for, UsageError for a bad value.
+    Raises UsageError for a name that the engine has no rule for and for a bad value.
     """
     known = {argument.name: argument for argument in allowed}
     values = {argument.name: argument.default for argument in allowed}
     for name, text in given:
         argument = known.get(plain(name))
         if argument is None:
-            raise UnknownNameError(what=f"{engine} argument", given=name, allowed=known)
+            raise _unknown(name, known, engine)
         values[argument.name] = _value(argument, text.strip())
     return values
+
+
+# Arguments of engines that every engine has under an option of ours.
+_OPTIONS = {
+    "--utilization": (
+        "gpu-memory-utilization",
+        "mem-fraction-static",
+        "free-gpu-memory-fraction",
+        "kv-cache-free-gpu-memory-fraction",
+    ),
+    "--max-seqs": ("max-num-seqs", "max-running-requests", "max-batch-size"),
+    "--max-batched-tokens": ("max-num-batched-tokens", "max-num-tokens"),
+    "--tp": ("tensor-parallel-size", "tp", "tp-size"),
+    "--pp": ("pipeline-parallel-size", "pp", "pp-size"),
+    "--dp": ("data-parallel-size", "dp", "dp-size"),
+    "--kv": ("kv-cache-dtype", "cache-type"),
+    "--weights": ("quantization", "dtype"),
+    "--context": ("context-length", "ctx-size", "max-seq-len"),
+}
+
+
+def _unknown(name: str, known: Iterable[str], engine: str) -> UsageError:
+    """The option that stands for it, or everything the engine has a rule for."""
+    for option, theirs in _OPTIONS.items():
+        if plain(name) in theirs:
+            return UsageError(f"--engine-arg {name}: every engine has an option for it, {option}")
+    names = list(known)
+    if not names:
+        return UsageError(f"--engine-arg {name}: {engine} has no arguments of its own")
+    close = nearest(plain(name), names)
+    hint = f"; nearest: {', '.join(close)}" if close else ""
+    return UsageError(f"unknown {engine} argument {name!r:.60}{hint}; known: {', '.join(names)}")
 
 
 def _value(argument: Argument, text: str) -> int | float | bool | str:

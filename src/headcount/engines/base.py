@@ -224,6 +224,17 @@ class Engine(ABC):
         """
         return self.pool(case, printed_bytes).tokens
 
+    def holds(
+        self, case: Case, *, tokens: int | None, blocks: int | None, cache_bytes: int | None
+    ) -> int | None:
+        """Conversations of ``case.context`` tokens that a pool with these printed figures holds; None without a figure.
+
+        ``floor(tokens / context)``; an engine whose pool is more than tokens overrides it.
+        """
+        if tokens is None:
+            tokens = None if cache_bytes is None else self.printed_tokens(case, cache_bytes)
+        return None if tokens is None else tokens // case.context
+
     def default_utilization(self, case: Case) -> float | None:
         """The fraction in force for ``case``, in the engine's own meaning; None for an engine that has none."""
         return case.settings.utilization

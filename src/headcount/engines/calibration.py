@@ -75,6 +75,25 @@ class Calibration(Record):
         value: int | None = getattr(self, name)
         return value if holds else None
 
+    def differs(self, case: Case, engine: str, version: str) -> str:
+        """The first thing in which it is of another server than ``case``; "" when it is the same."""
+        pairs = (
+            ("the engine", self.engine, engine),
+            ("the card", self.gpu, case.accelerator.name),
+            ("TP", str(self.tp), str(case.layout.tp)),
+            ("PP", str(self.pp), str(case.layout.pp)),
+            ("the release", self.engine_version, version),
+            ("the model", self.model.lower(), case.model.name.lower()),
+        )
+        return next(
+            (
+                f"{what} is {theirs:.60} there, {ours:.60} here"
+                for what, theirs, ours in pairs
+                if theirs != ours
+            ),
+            "",
+        )
+
     def used(self, case: Case, engine: str, version: str) -> tuple[str, ...]:
         """Words for the measured terms that hold for this case."""
         names = (*_MACHINE, *_MODEL)

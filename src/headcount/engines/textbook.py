@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from headcount.cost.cache import conversation_bytes, mixer_runs, rank_mixer
 from headcount.cost.weights import nominal_scale, rank_weights, weight_format
+from headcount.engines.arguments import read_arguments
 from headcount.engines.base import (
     Case,
     Engine,
@@ -81,6 +82,7 @@ class Textbook(Engine):
 
     def replica(self, case: Case) -> Replica:
         """The module's two equations, on the stage that holds the fewest conversations."""
+        read_arguments(case.settings.arguments, (), engine=self.name)
         kv = kv_format(self.kv_format_name(case.model, case.settings))
         stages = [
             self._stage(case, kv, start, end)

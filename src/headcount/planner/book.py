@@ -118,7 +118,9 @@ def book(deployment: Deployment, demand: Demand) -> Plan:
         price_source=demand.price_source,
         lower_bound=(bound.total_bytes, bound.gpus),
         alternatives=_alternatives(demand, [*found.flat, *piped], best),
-        smaller=() if _fixed(deployment) else _why_not_fewer(demand, found.flat, best.gpus),
+        smaller=_fewer_replicas(demand, best)
+        if _fixed(deployment)
+        else _why_not_fewer(demand, found.flat, best.gpus),
         warnings=(
             *close,
             *calibration_words(deployment, layout, demand.context),
@@ -223,6 +225,22 @@ def _why_not_fewer(demand: Demand, flat: list[Candidate], gpus: int) -> tuple[tu
             widest = [shape for shape in flat if shape.tp <= count][-1]
             reasons.append(_shape_words(demand, widest))
         rows.append((count, "; ".join(reasons)))
+    return tuple(rows)
+
+
+def _fewer_replicas(demand: Demand, best: Candidate) -> tuple[tuple[int, str], ...]:
+    """With the shape fixed, fewer GPUs are fewer replicas: what they would hold."""
+    assert best.replicas is not None
+    size, rows = best.tp * best.pp, []
+    for replicas in range(best.replicas - 1, 0, -1):
+        held = max(0, replicas - demand.spare) * _holds(best)
+        who = Layout(tp=best.tp, pp=best.pp).words() + (
+            f" x {replicas} replicas hold" if replicas > 1 else " holds"
+        )
+        left = f" with {demand.spare} spare" if demand.spare else ""
+        # More replicas than needed were asked for: those that still hold everyone are no failure.
+        if held < demand.users:
+            rows.append((size * replicas, f"{who} {held:,} of {demand.users:,}{left}"))
     return tuple(rows)
 
 

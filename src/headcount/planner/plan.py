@@ -145,14 +145,13 @@ def calibration_words(deployment: Deployment, layout: Layout, context: int) -> t
         context=context,
         settings=deployment.settings,
     )
-    used = found.used(case, deployment.engine.name, deployment.engine.version)
-    name = found.path or "the calibration"
-    if used:
-        return (f"measured, from {name} ({found.origin[:80]}): {', '.join(used)}",)
-    return (
-        f"{name} does not apply: it was measured with {found.engine} {found.engine_version}, {found.model[:60]} on "
-        f"{found.gpu[:40]}, TP {found.tp}",
-    )
+    engine, version = deployment.engine.name, deployment.engine.version
+    used = found.used(case, engine, version)
+    name, differs = found.path or "the calibration", found.differs(case, engine, version)
+    if not used:
+        return (f"{name} does not apply: {differs}",)
+    rest = f"; its other terms do not apply: {differs}" if differs else ""
+    return (f"measured, from {name} ({found.origin[:80]}): {', '.join(used)}{rest}",)
 
 
 def require_parameters(model: ModelSpec) -> None:

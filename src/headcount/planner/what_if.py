@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headcount.cost.cache import growing_attention
 from headcount.engines.base import Settings
-from headcount.errors import LayoutError, UsageError
+from headcount.errors import HeadcountError, LayoutError, UsageError
 from headcount.planner.book import Demand, cheapest
 from headcount.planner.plan import Deployment
 from headcount.spec.attention import HeadedAttention
@@ -20,20 +20,21 @@ def what_ifs(
     """Return ``(change, GPUs or None when nothing fits, note)`` for the changes that apply to this model."""
     rows = []
     settings = deployment.settings
-    if settings.kv in ("auto", "fp16", "bf16", "fp32"):
-        rows.append(
-            _settings_row(deployment, demand, settings.replace(kv="fp8"), "--kv fp8", "measure the quality")
-        )
+    smaller_kv = _accepted(deployment, "kv", ("fp8", "q8_0"))
+    if settings.kv in ("auto", "fp16", "bf16", "fp32") and smaller_kv:
+        changed = settings.replace(kv=smaller_kv)
+        rows.append(_settings_row(deployment, demand, changed, f"--kv {smaller_kv}", "measure the quality"))
     if (
         settings.weights == "auto"
         and deployment.model.quantization is None
         and deployment.model.checkpoint is None
     ):
-        rows.append(
-            _settings_row(
-                deployment, demand, settings.replace(weights="fp8"), "--weights fp8", "measure the quality"
+        smaller = _accepted(deployment, "weights", ("fp8", "q8_0"))
+        if smaller:
+            changed = settings.replace(weights=smaller)
+            rows.append(
+                _settings_row(deployment, demand, changed, f"--weights {smaller}", "measure the quality")
             )
-        )
     fewer = _fewer_heads(deployment.model)
     if fewer is not None:
         rows.append(_heads_row(deployment, demand, model_text, fewer))
@@ -41,6 +42,19 @@ def what_ifs(
     if not deployment.model.max_positions or doubled <= deployment.model.max_positions:
         rows.append((f"--context {doubled}", _gpus(deployment, demand.replace(context=doubled)), ""))
     return tuple(rows)
+
+
+def _accepted(deployment: Deployment, field: str, formats: tuple[str, ...]) -> str | None:
+    """The first of ``formats`` that this engine has for the cache or the weights of this model."""
+    engine, model = deployment.engine, deployment.model
+    name_of = engine.kv_format_name if field == "kv" else engine.weights_name
+    for name in formats:
+        try:
+            name_of(model, deployment.settings.replace(**{field: name}))
+        except HeadcountError:
+            continue
+        return name
+    return None
 
 
 def _settings_row(

@@ -60,8 +60,15 @@ def write_accuracy(page: Page, outcomes: list[Outcome], scores: list[Score], *, 
             what = "" if found is None else f" {WORDS.get(found.check, found.check)}, {found.quantity}"
             page.line(f"{outcome.row.id[:50]}{what}", "bold")
             if found is not None and found.predicted is not None and found.reported is not None:
-                page.line(f"  predicted {found.predicted:,.6g}, reported {found.reported:,.6g} {found.unit}")
+                page.line(
+                    f"  predicted {_figure(found.predicted)}, reported {_figure(found.reported)} {found.unit}"
+                )
             page.wrapped(outcome.reason, indent=2)
+
+
+def _figure(value: float) -> str:
+    """Counts whole, sizes with two decimals."""
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:,.2f}"
 
 
 def accuracy_document(outcomes: list[Outcome], scores: list[Score]) -> dict[str, object]:

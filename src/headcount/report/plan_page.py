@@ -19,6 +19,9 @@ _SMALLER_SHOWN = 3
 def write_plan(page: Page, plan: Plan) -> None:
     """Write the page of one plan."""
     _title(page, plan)
+    for warning in plan.warnings:
+        if warning.startswith("too close to call"):
+            page.wrapped(warning, indent=0, hanging=2)
     page.blank()
     _memory(page, plan)
     _capacity(page, plan)
@@ -55,7 +58,8 @@ def _title(page: Page, plan: Plan) -> None:
     nominal = (
         f"{model.nominal_parameters:,} (nominal)" if model.nominal_parameters else f"{model.parameters:,}"
     )
-    page.line(f"{model.name[:60]}, {nominal} parameters", "dim")
+    towers = f" and {model.tower_parameters:,} of towers" if model.tower_parameters else ""
+    page.line(f"{model.name[:60]}, {nominal} parameters{towers}", "dim")
 
 
 def _memory(page: Page, plan: Plan) -> None:

@@ -45,7 +45,10 @@ def held_words(receipt: Receipt) -> str:
         return f"not known: {receipt.holds_why}"
     low, high = receipt.held_low, receipt.held_high
     interval = f" ({low:,} to {high:,})" if low is not None and high is not None and low != high else ""
-    return f"{receipt.held:,} conversations of {receipt.context:,} tokens{interval}, by {receipt.holds_why}"
+    if receipt.holds_why.startswith("start refused"):
+        return f"nothing; {receipt.holds_why}"
+    plural = "" if receipt.held == 1 else "s"
+    return f"{receipt.held:,} conversation{plural} of {receipt.context:,} tokens{interval}, by {receipt.holds_why}"
 
 
 def _cells(line: Comparison) -> tuple[str, str, str, str, str]:

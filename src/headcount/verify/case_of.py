@@ -88,6 +88,7 @@ class Asked(Record):
     assumed         what it did not say, and what was taken in its place
     kv_known        the KV dtype was said, so that bytes per token are no guess
     card_known      the card's memory is known
+    card_named      the card is one of the list
     weights_known   the packing of the weights is in the config (or they are not packed)
     """
 
@@ -96,6 +97,7 @@ class Asked(Record):
     assumed: tuple[str, ...]
     kv_known: bool
     card_known: bool
+    card_named: bool
     weights_known: bool
 
 
@@ -128,6 +130,7 @@ def ask(observation: Observation, model: ModelSpec) -> Asked:
         assumed=tuple(assumed),
         kv_known=observation.kv_cache_dtype is not None,
         card_known=known,
+        card_named=bool(card.sources),
         weights_known=weights_known,
     )
 
@@ -186,6 +189,10 @@ def _vllm_version(observation: Observation, assumed: list[str]) -> str:
     if stated:
         return stated[1]
     version = release_on(observation.date or "9999")
+    if observation.date is None and observation.release_hint is not None:
+        version = observation.release_hint
+        assumed.append(f"vLLM {version}: the newest release that words its log so (--engine-version says another)")
+        return version
     tokens, requests = observation.kv_cache_tokens, observation.max_concurrency
     length = observation.max_concurrency_tokens or observation.max_model_len
     if tokens and requests and length and rules_for(version).tokens_from_concurrency:
@@ -193,7 +200,8 @@ def _vllm_version(observation: Observation, assumed: list[str]) -> str:
         printed = requests * length
         if abs(tokens - printed) > 0.01 * printed + 0.01 * length:
             version = LAST_WITH_BLOCK_TOKENS
-    assumed.append(f"vLLM {version}: the newest release on {observation.date or 'a day not given'}")
+    hint = "" if observation.date else " (--engine-version says another)"
+    assumed.append(f"vLLM {version}: the newest release on {observation.date or 'a day not given'}{hint}")
     return version
 
 

@@ -11,7 +11,7 @@ from itertools import combinations
 from headcount.engines import engine
 from headcount.errors import HeadcountError
 from headcount.record import Record
-from headcount.spec.attention import CompressedLatent, SlidingWindow, StateSpace
+from headcount.spec.attention import CompressedLatent, LatentAttention, SlidingWindow, StateSpace
 from headcount.units import GIB
 from headcount.verify.case_of import Asked
 
@@ -31,8 +31,7 @@ _VERSIONS = {
     "sglang": tuple(
         (version, f"SGLang {version}'s rules") for version in ("0.5.3", "0.5.4", "0.5.7", "0.5.15", "0.5.23")
     ),
-    "llama.cpp": (("2025-03", "a GGUF file from before the latent cache"), ("2024-01", "a build of 2024")),
-    "ollama": (("2025-03", "a GGUF file from before the latent cache"),),
+    "llama.cpp": (("2024-01", "a build of 2024"),),
 }
 
 
@@ -142,6 +141,14 @@ def _changes(observation: Observation, asked: Asked) -> list[Change]:
         if SlidingWindow in mixers:
             off = (("disable-hybrid-kv-cache-manager", "true"),)
             changes.append(Change(words="the hybrid manager off", group="manager", arguments=off))
+    if asked.engine.name in ("llama.cpp", "ollama"):
+        if SlidingWindow in mixers:
+            changes.append(
+                Change(words="windows kept whole (swa-full)", group="swa", arguments=(("swa-full", "true"),))
+            )
+        if LatentAttention in mixers:
+            words = "a GGUF file from before the latent cache"
+            changes.append(Change(words=words, group="version", version="2025-03"))
     changes += [
         Change(words=words, group="version", version=version)
         for version, words in _VERSIONS.get(asked.engine.name, ())

@@ -14,10 +14,11 @@ from headcount.record import Record
 from headcount.units import GIB
 from headcount.verify.case_of import Asked, ask
 from headcount.verify.comparison import compare
-from headcount.verify.explanation import explain_gap
+from headcount.verify.explanation import explain_gap, unsaid
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from headcount.engines.base import Case
     from headcount.spec.model import ModelSpec
     from headcount.verify.observation import Comparison, Observation
 
@@ -66,7 +67,7 @@ def find_model(observation: Observation, named: str | None) -> ModelSpec:
     if observation.model is None:
         raise UsageError("the log does not name the model; say which with --model NAME")
     name = observation.model.strip().rstrip("/")
-    for text in dict.fromkeys((name, name.rsplit("/", 1)[-1])):
+    for text in dict.fromkeys((name, name.rsplit("/", 1)[-1], _dashed(name))):
         found = catalogue.entry(text)
         if found is not None:
             return read_model(text)
@@ -77,33 +78,74 @@ def find_model(observation: Observation, named: str | None) -> ModelSpec:
     )
 
 
+def _dashed(name: str) -> str:
+    """A GGUF's ``Smollm2 135M 8k ...`` or ``Gemma 3 270m`` as a catalogue name: words up to the size, with dashes."""
+    words = name.lower().replace("_", " ").split()
+    for count, word in enumerate(words, start=1):
+        if word[:1].isdigit() and word[-1:] in ("b", "m"):
+            return "-".join(words[:count])
+    return "-".join(words)
+
+
 def make_receipt(
     observation: Observation,
     model: ModelSpec,
     *,
+    weights: str | None = None,
     context: int | None = None,
     origin: str = "",
     notes: tuple[str, ...] = (),
 ) -> Receipt:
-    """Predict everything that ``observation`` reports, and what the server holds at ``context`` tokens."""
+    """Predict everything that ``observation`` reports, and what the server holds at ``context`` tokens.
+
+    ``weights`` names the format of the weights where the log does not say it.
+    """
     asked = ask(observation, model)
+    if weights is not None:
+        settings = asked.case.settings.replace(weights=weights)
+        kept = tuple(words for words in asked.assumed if "weight" not in words)
+        asked = asked.replace(case=asked.case.replace(settings=settings), weights_known=True, assumed=kept)
     lines = compare(observation, asked)
-    calibration = calibrate(observation, asked, origin)
-    length = context or asked.case.context
-    held = _held(asked, calibration, length)
+    length = context or _longest(observation, asked)
+    held = _held(observation, asked, length)
     return Receipt(
         observation=observation,
         asked=asked,
         lines=lines,
-        calibration=calibration,
+        calibration=calibrate(observation, asked, origin),
         context=length,
         held=held[0],
         held_low=held[1],
         held_high=held[2],
         holds_why=held[3],
         explains=_explain(observation, asked, lines),
-        notes=(*notes, *asked.assumed),
+        notes=(*notes, *_other_model(observation, model), *asked.assumed),
     )
+
+
+def _longest(observation: Observation, asked: Asked) -> int:
+    """The longest conversation the server takes: of one slot, where its context is divided."""
+    slots = observation.max_num_seqs or 1
+    if asked.engine.name in DIVIDED and not _unified(observation):
+        return max(1, asked.case.context // slots)
+    return asked.case.context
+
+
+def _other_model(observation: Observation, model: ModelSpec) -> tuple[str, ...]:
+    """A word when the log names a model that is not the one that was asked for."""
+    name = (observation.model or "").rstrip("/").rsplit("/", 1)[-1]
+    if not name or _same_name(name, model.name):
+        return ()
+    return (f"the log names {observation.model:.60}; {model.name} is compared, as asked",)
+
+
+def _same_name(logged: str, ours: str) -> bool:
+    """Names agree when all of ours is in the logged one, signs and case aside: Qwen2.5-7B-Instruct is qwen2.5-7b."""
+
+    def plain(text: str) -> str:
+        return "".join(ch for ch in text.lower() if ch.isalnum())
+
+    return plain(ours.rsplit("/", 1)[-1]) in plain(logged) or plain(logged) in plain(ours)
 
 
 def calibrate(observation: Observation, asked: Asked, origin: str) -> Calibration:
@@ -128,43 +170,88 @@ def calibrate(observation: Observation, asked: Asked, origin: str) -> Calibratio
     )
 
 
+# Engines whose context is divided by their slots, unless the cells are unified.
+DIVIDED = ("llama.cpp", "ollama")
+
+
+def _unified(observation: Observation) -> bool:
+    return dict(observation.arguments).get("kv-unified", "false") in ("true", "on", "1")
+
+
 def _held(
-    asked: Asked, calibration: Calibration, context: int
+    observation: Observation, asked: Asked, context: int
 ) -> tuple[int | None, int | None, int | None, str]:
-    """``(conversations, low, high, what they rest on)``."""
-    case = asked.case
-    if context > case.context:
-        return None, None, None, f"the server takes requests of at most {case.context:,} tokens"
-    settings = case.settings.replace(calibration=calibration)
-    if calibration.cache_bytes is not None and calibration.utilization is None:
-        # A cache that was printed is what the server has, whatever share of the card was asked for.
-        share = asked.engine.default_utilization(case)
-        settings = settings.replace(calibration=calibration.replace(utilization=share))
+    """``(conversations, low, high, what they rest on)``: by the printed capacity, else predicted."""
+    refused = next((part for part in observation.notes.split("; ") if part.startswith("start refused")), "")
+    if refused:
+        return 0, 0, 0, refused
+    longest = _longest(observation, asked)
+    if context > longest:
+        return None, None, None, f"the server takes requests of at most {longest:,} tokens"
+    case = asked.case.replace(context=context)
+    memory = observation.kv_cache_memory_gib
     try:
-        replica = asked.engine.replica(case.replace(settings=settings, context=context))
+        if asked.engine.name in DIVIDED:
+            return _slots_held(observation, asked, context)
+        found = asked.engine.holds(
+            case if asked.engine.name != "vllm" else _with_longest(case, longest),
+            tokens=observation.kv_cache_tokens,
+            blocks=observation.num_gpu_blocks,
+            cache_bytes=None if memory is None else round(memory * GIB),
+        )
+        if found is not None:
+            return found, found, found, "the reported capacity"
+        replica = asked.engine.replica(case)
     except HeadcountError as error:
         return None, None, None, str(error)
-    why = (
-        "the reported cache"
-        if calibration.cache_bytes is not None
-        else "predicted: the log does not say the cache"
-    )
-    return replica.conversations, replica.low, replica.high, why
+    return replica.conversations, replica.low, replica.high, "prediction: the log prints no capacity"
+
+
+def _with_longest(case: Case, longest: int) -> Case:
+    """The same server: its longest request stays, the conversation is shorter."""
+    arguments = dict(case.settings.arguments) | {"max-model-len": str(longest)}
+    return case.replace(settings=case.settings.replace(arguments=tuple(arguments.items())))
+
+
+def _slots_held(
+    observation: Observation, asked: Asked, context: int
+) -> tuple[int | None, int | None, int | None, str]:
+    """A server of slots: as many as it was given, or as its common cells hold."""
+    cells = observation.kv_cache_tokens or asked.case.context
+    slots = observation.max_num_seqs or 1
+    found = min(slots, cells // context)
+    return found, found, found, f"its {slots} slot{'s' if slots > 1 else ''} and {cells:,} cells"
 
 
 def _explain(observation: Observation, asked: Asked, lines: tuple[Comparison, ...]) -> str:
-    """Name the setting that explains a pool, else the term that is furthest off."""
+    """Name the setting that explains a pool, else the card that cannot be, else the term that is furthest off."""
     for line in lines:
         if line.check == "tokens_from_kv_memory" and abs(line.relative_error or 0) > 0.005:
             found = explain_gap(observation, asked, line.quantity)
-            return f"{line.quantity}: {found}" if found else ""
+            if found:
+                return f"{line.quantity}: {found}"
+            missing = unsaid(observation, asked)
+            left = f"; the log does not say {missing}" if missing else ""
+            return (
+                f"{line.quantity}: no setting that the log leaves open reproduces it{left}: is it this model?"
+            )
+    said = (observation.weights_gib or 0) + (observation.kv_cache_memory_gib or 0)
+    card = (
+        asked.engine.usable_bytes(asked.case.accelerator, asked.case.settings.replace(utilization=1.0)) / GIB
+    )
+    if asked.card_known and said > card and asked.engine.name not in DIVIDED:
+        what = "weights and cache" if observation.weights_gib else "the cache"
+        return f"{what} took {said:.2f} GiB and {asked.case.accelerator.name} has {card:.2f}: another card?"
     terms = [
         line for line in lines if line.unit == "GiB" and line.check in ("term", "weights") and line.difference
     ]
-    if not terms:
-        return ""
-    worst = max(terms, key=lambda line: abs(line.difference or 0))
-    if abs(worst.difference or 0) < 0.05:
-        return ""
+    worst = max(terms, key=lambda line: abs(line.difference or 0), default=None)
+    whole = next((line for line in lines if line.check == "end_to_end" and line.unit == "GiB"), None)
+    gap = abs(whole.difference or 0) if whole is not None else 0.0
+    if worst is None or abs(worst.difference or 0) < 0.05:
+        return (
+            "" if gap < 0.05 else f"{gap:.2f} GiB of the cache's gap are in terms that the log does not print"
+        )
     side = "more" if (worst.difference or 0) < 0 else "less"
-    return f"{worst.quantity} took {abs(worst.difference or 0):.2f} GiB {side} than predicted"
+    words = f"{worst.quantity} took {abs(worst.difference or 0):.2f} GiB {side} than predicted"
+    return words if gap < 0.05 else f"{words}, of a gap of {gap:.2f} GiB"

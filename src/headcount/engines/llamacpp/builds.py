@@ -26,7 +26,7 @@ from headcount.record import Record
 NEWEST_COMMIT = "0c1e57098"
 NEWEST_DATE = "2026-10-01"
 # (build, day) of known releases: release pages of ggml-org/llama.cpp; b3972, b4621 and b9401 as #10052, #11681 and
-# #13194 name them beside their dates.
+# #13194 name them beside their dates; b10091 and b10488 by the day on which ollama/ollama took them (LLAMA_CPP_VERSION).
 _RELEASES = (
     (1500, "2023-11-09"),
     (3972, "2024-10-25"),
@@ -35,6 +35,8 @@ _RELEASES = (
     (6000, "2025-07-27"),
     (7000, "2025-11-09"),
     (9401, "2026-05-29"),
+    (10091, "2026-07-22"),
+    (10488, "2026-08-18"),
 )
 _MOST_BUILD = 20_000
 
@@ -65,6 +67,11 @@ class Build(Record):
     most_slots: int = 256
     mask_bytes: int = 2
     slot_outputs: bool = True
+
+    @property
+    def source(self) -> str:
+        """``llama.cpp b7000 (2025-11-09)``, ``llama.cpp of 2025-07-20``."""
+        return f"llama.cpp of {self.date}" if self.name == self.date else f"llama.cpp {self.name} ({self.date})"
 
 
 def build(version: str | None = None) -> Build:

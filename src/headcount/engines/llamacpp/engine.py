@@ -30,7 +30,12 @@ if TYPE_CHECKING:
     from headcount.spec.model import ModelSpec
 
 _PORT = 8080
-_IMAGE = "ghcr.io/ggml-org/llama.cpp:server-cuda"
+# Tags of the public images, by vendor, and the first build seen with a tag of its own. Images are made once a day
+# (.github/workflows/docker.yml), so not every build has one.
+_IMAGES = {
+    "nvidia": ("ghcr.io/ggml-org/llama.cpp:server-cuda", 5000),
+    "amd": ("ghcr.io/ggml-org/llama.cpp:server-rocm", 8840),
+}
 _MOST_CELLS = 2**32
 
 
@@ -216,7 +221,8 @@ class LlamaCpp(Engine):
         return max(windows, default=0) * (options.slots or 1) + options.ubatch
 
     def launch(self, case: Case, *, model: str, concurrency: int) -> Launch:
-        """``llama-server`` with every figure of the plan said; ``model`` is a GGUF file or ``org/name[:quant]``.
+        """``llama-server`` with every figure of the plan said; ``model`` is a GGUF file, or a repository of such files
+        as ``org/name[:quant]``.
 
         Raises UsageError for more slots than the build has.
         """
@@ -239,8 +245,14 @@ class LlamaCpp(Engine):
         argv += ["--fit-target", str(options.fit_target // MIB)] if options.fit_target != 1024 * MIB else []
         argv += ["-sm", "layer"] if case.layout.pp > 1 else []
         argv += ["--host", "0.0.0.0", "--port", str(_PORT), "--metrics"]
-        image = f"{_IMAGE}-{self.version}" if self.version.startswith("b") else _IMAGE
-        return Launch(argv=tuple(argv), image=image, port=_PORT)
+        return Launch(argv=tuple(argv), image=self._image(case.accelerator), port=_PORT)
+
+    def _image(self, card: Accelerator) -> str:
+        """The public image, pinned to the build where builds have tags; "" where there is none for the vendor."""
+        image, first = _IMAGES.get(card.vendor, ("", 0))
+        number = self.version.removeprefix("b")
+        tagged = bool(image) and self.version.startswith("b") and number.isdigit() and int(number) >= first
+        return f"{image}-{self.version}" if tagged else image
 
 
 def total_weight_bytes(model: ModelSpec, name: str = "auto") -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from headcount.engines.llamacpp import device
 from headcount.engines.llamacpp.caches import STATE, cache_bytes
+from headcount.engines.llamacpp.stages import split_items
+from headcount.engines.llamacpp.weights import placed_weights
 from headcount.ledger import Ledger, Term
+from headcount.units import MIB
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,49 +34,103 @@ def stage_ledger(stage: Stage, budget: GpuBudget, slots: int) -> Ledger:
     )
 
 
+def _as_measured(stage: Stage, name: str, term: Term) -> Term:
+    """``term``, with the calibration as its source where that gave its value."""
+    source = dict(stage.measured).get(name)
+    return term if source is None else term.replace(formula="measured", numbers="", source=source)
+
+
 def _memory_terms(stage: Stage, budget: GpuBudget) -> tuple[Term, ...]:
-    case = stage.case
-    asked = case.settings.utilization is not None or case.settings.reserve is not None
+    case, options = stage.case, stage.options
+    share = case.settings.utilization
+    if share is None and case.settings.reserve is not None:
+        share = 1 - case.settings.reserve
+    total = Term(
+        name="device memory, as CUDA reports it",
+        symbol="M",
+        value=budget.memory,
+        unit="B",
+        formula="driver's total - what CUDA keeps" if case.settings.memory_bytes is None else "--memory",
+        numbers="" if case.settings.memory_bytes else _total_numbers(stage),
+        source=f"{case.accelerator.name}: {case.accelerator.driver_bytes_source}",
+    )
     return (
-        Term(
-            name="device memory, as CUDA reports it",
-            symbol="M",
-            value=budget.memory,
-            unit="B",
-            formula="driver's total - what CUDA keeps" if case.settings.memory_bytes is None else "--memory",
-            source=f"{case.accelerator.name}: {case.accelerator.driver_bytes_source}",
-        ),
+        _as_measured(stage, "device_bytes", total),
         Term(
             name="left free",
             symbol="R",
             value=budget.reserved,
             unit="B",
-            formula="the fraction asked for" if asked else "--fit-target",
+            formula="--fit-target" if share is None else "M - M x the fraction asked for",
+            numbers=f"{options.fit_target // MIB:,} MiB"
+            if share is None
+            else f"{budget.memory:,} - {budget.memory:,} x {share:g}",
             source="llama.cpp common/fit.cpp: 1024 MiB on every device",
         ),
+        *_weight_terms(stage, budget),
+    )
+
+
+def _total_numbers(stage: Stage) -> str:
+    driver = stage.case.accelerator.driver_bytes
+    return f"{driver:,} - {driver - stage.total:,}"
+
+
+def _weight_terms(stage: Stage, budget: GpuBudget) -> tuple[Term, ...]:
+    """The file, what of it stays in the host's memory, and what this GPU holds."""
+    case = stage.case
+    placed = placed_weights(case.model, case.settings.weights)
+    layers = len(case.model.layers)
+    first = split_items(layers, case.layout.pp, stage.options.gpu_layers)[0][0]
+    behind = placed.held(0, first)
+    everywhere = placed.held(0, layers + 1)
+    # Beside the file's bytes: a tied table once more, rows and tensors padded in the buffers.
+    more = everywhere + placed.host - placed.file_bytes
+    words = f"{placed.host:,} of {placed.file_bytes:,} in the file"
+    here = Term(
+        name="weights on this GPU",
+        symbol="W",
+        value=budget.weights,
+        unit="B",
+        formula="sum of tensors, each in whole 128 bytes",
+        numbers=f"items {stage.start} to {stage.end - 1} of {layers} blocks and the output",
+        source="GGUF header" if case.model.checkpoint is not None else "GGUF types by name",
+    )
+    if case.layout.pp == 1 and not first:
+        tied = " and the table as output matrix" if case.model.tied_embeddings else ""
+        here = here.replace(
+            formula=f"file - W_h + padding{tied}",
+            numbers=f"{placed.file_bytes:,} - {placed.host:,} + {more:,}",
+        )
+    return (
         Term(
-            name="weights on this GPU",
-            symbol="W",
-            value=budget.weights,
+            name="weights in the host's memory: the token embedding"
+            + (f" and {first} blocks" if first else ""),
+            symbol="W_h",
+            value=placed.host + behind,
             unit="B",
-            formula="sum of tensors, each in whole 128 bytes",
-            numbers=f"items {stage.start} to {stage.end - 1} of {len(case.model.layers)} blocks and the output",
-            source="GGUF header" if case.model.checkpoint is not None else "GGUF types by name",
+            formula="tensors read with the tokens" + (", blocks not on a GPU" if first else ""),
+            numbers=words + (f", + {behind:,}" if first else ""),
+            source="llama.cpp src/llama-arch.cpp: the input layer stays with the CPU",
         ),
+        _as_measured(stage, "weight_bytes", here),
     )
 
 
 def _reserve_terms(stage: Stage, budget: GpuBudget, slots: int) -> tuple[Term, ...]:
     buffer = stage.compute(slots)
+    expected, least, most = stage.contexts
+    context = Term(
+        name="CUDA context and kernels",
+        symbol="X",
+        value=expected,
+        unit="B",
+        formula="what other starts show as unaccounted",
+        numbers=f"within {least:,} to {most:,}",
+        source=device.CONTEXT_SOURCE,
+    )
     return (
-        Term(
-            name="CUDA context and kernels",
-            symbol="X",
-            value=stage.contexts[0],
-            unit="B",
-            formula="measured",
-            source=device.CONTEXT_SOURCE,
-        ),
+        _as_measured(stage, "non_torch_bytes", context),
         Term(
             name="compute buffer",
             symbol="G",
@@ -81,7 +138,7 @@ def _reserve_terms(stage: Stage, budget: GpuBudget, slots: int) -> tuple[Term, .
             unit="B",
             formula="max(masks + largest temporaries, logits)",
             numbers=f"{buffer.binding} binds, masks {buffer.masks:,}; {buffer.low:,} to {buffer.high:,}",
-            source=f"llama.cpp {stage.rules.name}: graph reserve, predicted",
+            source=f"{stage.rules.source}: graph reserve, predicted",
         ),
         Term(
             name="cache budget",
@@ -89,7 +146,7 @@ def _reserve_terms(stage: Stage, budget: GpuBudget, slots: int) -> tuple[Term, .
             value=budget.kv_budget,
             unit="B",
             formula="M - R - W - X - G",
-            numbers=f"{budget.memory:,} - {budget.reserved:,} - {budget.weights:,} - {stage.contexts[0]:,} - "
+            numbers=f"{budget.memory:,} - {budget.reserved:,} - {budget.weights:,} - {expected:,} - "
             f"{buffer.expected:,}",
         ),
     )
@@ -117,7 +174,7 @@ def _cache_terms(stage: Stage, cache: Cache) -> tuple[Term, ...]:
             unit="cells",
             formula="rup(n_ctx / slots, multiple)" if cache.streams > 1 else "rup(n_ctx, multiple)",
             numbers=f"-c {stage.slot_context(max(1, cache.streams)):,}, {cache.streams} streams",
-            source=f"llama.cpp {stage.rules.name}",
+            source=stage.rules.source,
         ),
         Term(
             name=f"{cache.name}, {cache.layers} layers",

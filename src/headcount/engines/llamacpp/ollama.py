@@ -14,6 +14,7 @@ from headcount.engines.arguments import Argument, read_arguments
 from headcount.engines.base import Launch
 from headcount.engines.llamacpp.builds import build
 from headcount.engines.llamacpp.engine import LlamaCpp
+from headcount.engines.llamacpp.ollama_releases import NEWEST_RELEASE, carried, release_warnings
 from headcount.engines.llamacpp.options import Options, cache_type, type_name
 from headcount.engines.llamacpp.weights import placed_weights
 from headcount.errors import UsageError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headcount.spec.model import ModelSpec
 
 NEWEST_COMMIT, NEWEST_DATE = "fb30760", "2026-08-21"
+_DEFAULT_BATCH, _DEFAULT_TARGET = 512, 1024 * MIB
 _TYPES = ("f16", "q8_0", "q4_0")
 _TIERS = ((47 * GIB, 262_144), (23 * GIB, 32_768), (0, 4_096))
 _PORT = 11434
@@ -35,7 +37,7 @@ OLLAMA_ARGUMENTS = (
     Argument(
         name="num-parallel", kind="count", help="at most this many requests at a time (OLLAMA_NUM_PARALLEL)"
     ),
-    Argument(name="num-batch", kind="count", default=512, help="tokens of a batch"),
+    Argument(name="num-batch", kind="count", default=_DEFAULT_BATCH, help="tokens of a batch"),
     Argument(name="num-gpu", kind="count", least=0, help="layers on the GPUs, counted from the end"),
     Argument(name="kv-cache-type", kind="choice", choices=_TYPES, help="OLLAMA_KV_CACHE_TYPE"),
     Argument(name="flash-attention", kind="flag", default=True, help="OLLAMA_FLASH_ATTENTION"),
@@ -44,20 +46,21 @@ OLLAMA_ARGUMENTS = (
 
 
 class Ollama(LlamaCpp):
-    """One Ollama; ``version`` is the commit fb30760 or a day, whose llama.cpp rules are used."""
+    """One Ollama; ``version`` is a release, the commit fb30760 or a day: the llama.cpp that it carries gives the rules."""
 
     name = "ollama"
     arguments: tuple[Argument, ...] = OLLAMA_ARGUMENTS
 
     def __init__(self, version: str | None = None) -> None:
-        text = (version or NEWEST_COMMIT).strip().lower()
+        text = (version or NEWEST_COMMIT).strip().lower().removeprefix("v")
         known = NEWEST_COMMIT.startswith(text) and len(text) >= 7
-        if not known and not text[:4].isdigit():
+        found = carried(NEWEST_RELEASE if known else text)
+        if found is None and not text[:4].isdigit():
             raise UsageError(
-                f"Ollama version {version!r:.60} is not known; write the day of its release like 2026-05-30, or "
-                f"{NEWEST_COMMIT}"
+                f"Ollama version {version!r:.60} is not known; write a release like {NEWEST_RELEASE}, or give the day of "
+                f"the release, such as 2025-01-15, or {NEWEST_COMMIT}"
             )
-        self.rules = build(NEWEST_DATE if known else text)
+        self.rules = build(found or text)
         self.version = NEWEST_COMMIT if known else text
 
     def options(self, settings: Settings) -> Options:
@@ -79,23 +82,24 @@ class Ollama(LlamaCpp):
             batch=batch,
             slots=min((int(count) for count in slots), default=None),
             gpu_layers=None if layers is None else int(layers),
-            fit_target=1024 * MIB if overhead is None else int(overhead),
+            fit_target=_DEFAULT_TARGET if overhead is None else int(overhead),
         )
 
     def replica(self, case: Case) -> Replica:
         """llama.cpp's answer; the scheduler's estimate stands beside it as a term and, where it is larger, a warning."""
         found = super().replica(case)
         slots = max(1, found.conversations)
-        estimate = estimated_bytes(case.model, case.context * slots, case.settings.weights)
+        n_ctx = case.context * slots
+        estimate = estimated_bytes(case.model, n_ctx, case.settings.weights)
         free = (found.budget.memory - found.budget.reserved) * case.layout.pp
-        warnings = list(found.warnings)
+        warnings = [*found.warnings, *release_warnings(self.version)]
         if estimate > free:
             warnings.append(
                 f"Ollama's own estimate for {slots:,} x {case.context:,} tokens is {estimate / GIB:,.1f} GiB, more than the "
                 f"{free / GIB:,.1f} GiB it sees: it may leave layers to the CPU although all would fit"
             )
         make = found.make_ledger
-        return found.replace(warnings=tuple(warnings), make_ledger=lambda: _with_estimate(make(), estimate))
+        return found.replace(warnings=tuple(warnings), make_ledger=lambda: _with_estimate(make(), case, n_ctx))
 
     def launch(self, case: Case, *, model: str, concurrency: int) -> Launch:
         """``ollama serve`` with its environment; ``num_ctx`` is OLLAMA_CONTEXT_LENGTH, the model is pulled by name."""
@@ -112,9 +116,12 @@ class Ollama(LlamaCpp):
             ("OLLAMA_FLASH_ATTENTION", "1" if options.flash else "0"),
             ("OLLAMA_MAX_LOADED_MODELS", "1"),
         ]
+        if options.fit_target != _DEFAULT_TARGET:
+            environment.append(("OLLAMA_GPU_OVERHEAD", str(options.fit_target)))
+        is_release = carried(self.version) is not None
         return Launch(
             argv=("ollama", "serve"),
-            image="docker.io/ollama/ollama",
+            image="docker.io/ollama/ollama" + (f":{self.version}" if is_release else ""),
             port=_PORT,
             environment=tuple(environment),
             health="/",
@@ -134,6 +141,13 @@ def estimated_bytes(model: ModelSpec, n_ctx: int, weights: str = "auto") -> int:
 
     K_min is the smallest count of key/value heads of a layer that has any, N_max the largest of query heads.
     """
+    file_bytes = placed_weights(model, weights).file_bytes
+    keys, head = _estimated_heads(model)
+    return file_bytes + 2 * len(model.layers) * keys * head * n_ctx * 2
+
+
+def _estimated_heads(model: ModelSpec) -> tuple[int, int]:
+    """``(K_min, D / N_max)``; (0, 0) without attention."""
     queries, keys = [], []
     for layer, _ in model.layer_runs():
         for mixer in layer.mixers:
@@ -143,20 +157,20 @@ def estimated_bytes(model: ModelSpec, n_ctx: int, weights: str = "auto") -> int:
             elif isinstance(mixer, LatentAttention):
                 queries.append(mixer.num_attention_heads)
                 keys.append(1)
+    return (min(keys), model.hidden_size // max(queries)) if queries else (0, 0)
+
+
+def _with_estimate(ledger: Ledger, case: Case, n_ctx: int) -> Ledger:
+    model, weights = case.model, case.settings.weights
+    keys, head = _estimated_heads(model)
     file_bytes = placed_weights(model, weights).file_bytes
-    if not queries:
-        return file_bytes
-    head = model.hidden_size // max(queries)
-    return file_bytes + 2 * len(model.layers) * min(keys) * head * n_ctx * 2
-
-
-def _with_estimate(ledger: Ledger, estimate: int) -> Ledger:
     term = Term(
         name="Ollama's own estimate of the whole model",
         symbol="E",
-        value=estimate,
+        value=estimated_bytes(model, n_ctx, weights),
         unit="B",
         formula="file + 2 L K_min (D / N_max) n_ctx 2",
-        source=f"ollama {NEWEST_COMMIT}: llm/llama_server.go",
+        numbers=f"{file_bytes:,} + 2 x {len(model.layers)} x {keys} x {head} x {n_ctx:,} x 2",
+        source=f"ollama {NEWEST_COMMIT} ({NEWEST_DATE}): llm/llama_server.go",
     )
     return ledger.replace(terms=(*ledger.terms, term))

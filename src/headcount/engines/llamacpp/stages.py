@@ -32,6 +32,7 @@ class Stage(Record):
 
     contexts  bytes of the CUDA context: expected, low, high; measured ones are all three
     spread    of ``total``, either way
+    measured  terms that a calibration gave, with the calibration's file or origin
     """
 
     case: Case
@@ -44,6 +45,7 @@ class Stage(Record):
     weights: int
     contexts: tuple[int, int, int]
     spread: int
+    measured: tuple[tuple[str, str], ...] = ()
 
     def slot_context(self, slots: int) -> int:
         """``-c`` for ``slots`` conversations: each gets its own cells, rounded up by the build."""
@@ -91,15 +93,13 @@ def case_stages(case: Case, options: Options, rules: Build, *, engine: str, vers
     Its compute buffer is not: that changes with slots and context.
     """
     placed = placed_weights(case.model, case.settings.weights)
-    calibration = case.settings.calibration
-
-    def measured(name: str) -> int | None:
-        return None if calibration is None else calibration.measured(name, case, engine, version)
-
-    total = case.settings.memory_bytes or measured("device_bytes")
+    found = {} if case.settings.calibration is None else _measured(case, engine, version)
+    if case.settings.memory_bytes:
+        found.pop("device_bytes", None)
+    total = case.settings.memory_bytes or found.get("device_bytes")
     spread = 0 if total else device.device_spread(case.accelerator, case.settings)
     total = total or device.device_bytes(case.accelerator, case.settings)
-    context, loaded = measured("non_torch_bytes"), measured("weight_bytes")
+    context, loaded = found.get("non_torch_bytes"), found.get("weight_bytes")
     reserved = device.reserved_bytes(total, case.settings, options)
     return [
         Stage(
@@ -113,9 +113,24 @@ def case_stages(case: Case, options: Options, rules: Build, *, engine: str, vers
             weights=placed.held(start, end) if loaded is None else loaded,
             contexts=device.CONTEXTS if context is None else (context, context, context),
             spread=spread,
+            measured=tuple((name, _origin(case)) for name in found),
         )
         for start, end in split_items(len(case.model.layers), case.layout.pp, options.gpu_layers)
     ]
+
+
+def _measured(case: Case, engine: str, version: str) -> dict[str, int]:
+    """The terms of the calibration that hold for ``case`` and that llama.cpp has."""
+    calibration = case.settings.calibration
+    assert calibration is not None
+    names = ("device_bytes", "non_torch_bytes", "weight_bytes")
+    values = {name: calibration.measured(name, case, engine, version) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _origin(case: Case) -> str:
+    calibration = case.settings.calibration
+    return "" if calibration is None else calibration.path or calibration.origin
 
 
 def split_items(layers: int, gpus: int, gpu_layers: int | None) -> list[tuple[int, int]]:

@@ -22,13 +22,14 @@ from headcount.engines.base import (
     Settings,
     cut_layers,
 )
+from headcount.engines.versions import release
 from headcount.engines.vllm import memory
 from headcount.engines.vllm.layers import cache_setting, rank_layers
 from headcount.engines.vllm.ledger import Stage, replica_ledger
 from headcount.engines.vllm.options import VLLM_ARGUMENTS, Setup, resolve, total_bytes, utilization
 from headcount.engines.vllm.pages import PagePlan, plan_stages
 from headcount.engines.vllm.refusals import vllm_refusal
-from headcount.engines.vllm.rules import VERIFIED_VERSION, rules_for
+from headcount.engines.vllm.rules import VERIFIED_VERSION, is_prerelease, rules_for
 from headcount.engines.vllm.weights import stage_weights
 from headcount.errors import LayoutError, UsageError
 from headcount.spec.attention import CompressedLatent, CrossAttention, LatentAttention
@@ -94,7 +95,10 @@ class Vllm(Engine):
         cuts, plans = self._plans(case, setup)
         charge = {"batches_in_flight": setup.in_flight_batches, "encoder_tokens": _source_tokens(case.model)}
         held = plans[0].resident_blocks(case.context, **charge)
-        stages = self._stages(case, setup, cuts, plans, held=held)
+        words = plans[0].resident_words(case.context, **charge)
+        stages = [
+            stage.replace(held_words=words) for stage in self._stages(case, setup, cuts, plans, held=held)
+        ]
 
         def hold(room: Callable[[Stage], int]) -> int:
             blocks = setup.blocks or min(
@@ -127,6 +131,26 @@ class Vllm(Engine):
         )
         return cuts, plans
 
+    def holds(
+        self, case: Case, *, tokens: int | None, blocks: int | None, cache_bytes: int | None
+    ) -> int | None:
+        """From the blocks, else the cache's bytes, else the tokens: whole conversations of resident blocks."""
+        setup = self._setup(case)
+        _, plans = self._plans(case, setup)
+        source = _source_tokens(case.model)
+        if blocks is None and cache_bytes is not None:
+            blocks = min(plan.num_blocks(cache_bytes) for plan in plans)
+        if blocks is None and tokens is not None:
+            blocks = plans[0].blocks_of_tokens(
+                tokens, setup.longest, setup.in_flight_tokens, encoder_tokens=source
+            )
+        if blocks is None:
+            return None
+        held = plans[0].live_conversations(
+            blocks, case.context, batches_in_flight=setup.in_flight_batches, encoder_tokens=source
+        )
+        return min(held, case.settings.max_num_seqs or held)
+
     def default_utilization(self, case: Case) -> float | None:
         """gpu_memory_utilization: as asked, else the release's default."""
         return utilization(case.settings, self.rules)
@@ -135,7 +159,7 @@ class Vllm(Engine):
         """The heaviest stage's share of the tensors, and its absorbed copies."""
         cuts = pipeline_stages(len(case.model.layers), case.layout.pp)
         loaded = stage_weights(case, cuts, self.version)
-        return max(weights + absorbed for weights, absorbed in loaded)
+        return max(stage.total for stage in loaded)
 
     def pool(self, case: Case, cache_bytes: int) -> Pool:
         """Blocks, "GPU KV cache size", "Maximum concurrency" and what one longest request needs."""
@@ -163,16 +187,16 @@ class Vllm(Engine):
         loaded = stage_weights(case, cuts, self.version)
         reserves: dict[tuple[bool, bool, int], memory.Overhead] = {}
         stages = []
-        for (start, end), plan, (weights, absorbed) in zip(cuts, plans, loaded, strict=True):
+        for (start, end), plan, weights in zip(cuts, plans, loaded, strict=True):
             shape = (start == 0, end == layers, end - start)
             if shape not in reserves:
                 reserves[shape] = memory.overhead(
                     case, setup, self.rules, first_stage=shape[0], last_stage=shape[1], stage_layers=shape[2]
                 )
             extra = reserves[shape]
-            room = requested - weights - absorbed
+            room = requested - weights.total
             best, least, most = room - extra.total, room - extra.high, room - extra.low
-            given = setup.cache_bytes if setup.cache_bytes is not None else self._measured_cache(case)
+            given, why = self._given_cache(case, setup)
             if given is not None:
                 best = least = most = given
             stages.append(
@@ -180,7 +204,6 @@ class Vllm(Engine):
                     cut=(start, end),
                     plan=plan,
                     weights=weights,
-                    absorbed=absorbed,
                     overhead=extra,
                     requested=requested,
                     best=best,
@@ -188,6 +211,7 @@ class Vllm(Engine):
                     most=most,
                     held=held,
                     most_seqs=setup.seqs,
+                    given=why,
                 )
             )
         return stages
@@ -197,6 +221,13 @@ class Vllm(Engine):
         from headcount.engines.vllm.launch import vllm_launch
 
         return vllm_launch(self, case, model=model, concurrency=concurrency)
+
+    def _given_cache(self, case: Case, setup: Setup) -> tuple[int | None, str]:
+        """A cache that is said, not left over, and by what."""
+        if setup.cache_bytes is not None:
+            return setup.cache_bytes, "kv-cache-memory-bytes"
+        measured = self._measured_cache(case)
+        return measured, "" if measured is None else "measured"
 
     def _measured_cache(self, case: Case) -> int | None:
         """The cache a calibration saw on a server that was started as this case asks."""
@@ -212,8 +243,16 @@ class Vllm(Engine):
             ("activations", stage.overhead.activation),
             ("communication and kernels", stage.overhead.non_torch),
             ("CUDA graphs", stage.overhead.graphs),
-            ("absorbed latent projections", stage.absorbed),
+            ("absorbed latent projections", stage.weights.absorbed),
         ]
+        rest = stage.requested - stage.weights.total - stage.overhead.total - stage.best
+        # A cache that is said need not be what is left over; the budget adds up all the same.
+        overhead.append(("measured beside the terms", max(rest, 0) if stage.given == "measured" else 0))
+        taken = stage.weights.loaded + sum(count for _, count in overhead) + stage.best
+        if taken > total and stage.given:
+            raise LayoutError(
+                f"{stage.given} {stage.best:,} B, weights and reserves take {taken:,} B of the card's {total:,} B"
+            )
         binding = "cache pages"
         if stage.best < 0:
             binding = "weights and reserves leave no memory for a cache"
@@ -225,8 +264,8 @@ class Vllm(Engine):
             binding = f"max_num_seqs: the engine runs {best:,} sequences at a time (--max-seqs)"
         budget = GpuBudget(
             memory=total,
-            reserved=total - stage.requested,
-            weights=stage.weights,
+            reserved=total - taken,
+            weights=stage.weights.loaded,
             overhead=tuple((name, count) for name, count in overhead if count),
             kv_budget=stage.best,
             kv_low=stage.least,
@@ -253,9 +292,13 @@ class Vllm(Engine):
 
     def _warnings(self, case: Case) -> tuple[str, ...]:
         warnings = []
-        if self.rules.version != self.version:
+        if release(self.version) > release(VERIFIED_VERSION):
             warnings.append(
-                f"vLLM {self.version}: the rules of {self.rules.version} are used, the newest known before it"
+                f"vLLM {self.version} is newer than the newest rules known, those of {VERIFIED_VERSION}"
+            )
+        elif is_prerelease(self.version):
+            warnings.append(
+                f"vLLM {self.version}: a build before a release has the rules of the release before it"
             )
         latent = any(
             isinstance(m, LatentAttention) for layer, _ in case.model.layer_runs() for m in layer.mixers

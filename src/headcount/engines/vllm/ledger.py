@@ -5,6 +5,7 @@ from __future__ import annotations
 from headcount.engines.vllm import memory
 from headcount.engines.vllm.pages import PagePlan
 from headcount.engines.vllm.rules import EngineRules
+from headcount.engines.vllm.weights import StageWeights
 from headcount.ledger import Ledger, Term
 from headcount.record import Record
 
@@ -18,12 +19,12 @@ class Stage(Record):
     """One pipeline stage on one GPU: bytes for its cache at best, least and most.
 
     held        blocks one conversation holds; most_seqs: sequences the engine runs at a time
+    given       what the cache is when it is not what is left over: ``measured``, or the argument that says it
     """
 
     cut: tuple[int, int]
     plan: PagePlan
-    weights: int
-    absorbed: int
+    weights: StageWeights
     overhead: memory.Overhead
     requested: int
     best: int
@@ -31,6 +32,8 @@ class Stage(Record):
     most: int
     held: int
     most_seqs: int
+    held_words: str = ""
+    given: str = ""
 
 
 def replica_ledger(
@@ -49,7 +52,7 @@ def replica_ledger(
         name="one GPU",
         terms=(
             *_memory_terms(case, stage, budget, utilization=utilization, where=where),
-            *_reserve_terms(stage, where=where),
+            *_reserve_terms(case, stage, where=where),
             *_page_terms(case, stage, where=where, kv=kv, count=count),
         ),
     )
@@ -79,52 +82,73 @@ def _memory_terms(
         Term(
             name="weights on this GPU",
             symbol="W",
-            value=stage.weights + stage.absorbed,
+            value=stage.weights.total,
             unit="B",
-            formula="sum over tensors of this rank's share",
-            numbers=f"T = {case.layout.tp}, layers {stage.cut[0]} to {stage.cut[1] - 1}",
-            source="vocabulary padded to 64; key/value heads max(1, K // T)",
+            formula="measured"
+            if stage.weights.measured
+            else f"tensors of rank T = {case.layout.tp}, layers {stage.cut[0]} to {stage.cut[1] - 1}, and what is kept beside",
+            numbers="" if stage.weights.measured else stage.weights.words(),
+            source=_measured_by(case)
+            if stage.weights.measured
+            else "vocabulary padded to 64; key/value heads max(1, K // T); vision and audio towers",
         ),
     )
 
 
-def _reserve_terms(stage: Stage, *, where: str) -> tuple[Term, ...]:
+def _measured_by(case: Case) -> str:
+    found = case.settings.calibration
+    return "" if found is None else f"{found.path or 'calibration'}: {found.origin}"
+
+
+# Name, symbol, formula and source of the three reserves, in the order of ``Overhead.words``.
+_RESERVES = (
+    (
+        "activations at the profile run",
+        "A",
+        "max(forward + workspaces, sampler's copies) + tables (+ towers, cuBLAS)",
+        memory.ACTIVATION_SOURCE,
+    ),
+    ("communication buffers and kernels", "X", "", memory.SOURCE),
+    ("CUDA graphs", "U", "largest set x capture sizes / 51 + 0.06 GiB", memory.SOURCE),
+)
+
+
+def _reserve_terms(case: Case, stage: Stage, *, where: str) -> tuple[Term, ...]:
     extra = stage.overhead
-    return (
-        Term(
-            name="activations at the profile run",
-            symbol="A",
-            value=extra.activation,
-            unit="B",
-            formula="max(forward + workspaces, sampler's copies) + tables",
-            source=memory.ACTIVATION_SOURCE,
-        ),
-        Term(
-            name="communication buffers and kernels",
-            symbol="X",
-            value=extra.non_torch,
-            unit="B",
-            source=memory.SOURCE,
-        ),
-        Term(
-            name="CUDA graphs",
-            symbol="U",
-            value=extra.graphs,
-            unit="B",
-            formula="0.0205 GiB x layers x capture sizes / 51 + 0.06 GiB; 1.15 GiB for the layers with experts"
-            if extra.graphs
-            else "not charged by this version",
-            source=memory.SOURCE if extra.graphs else where,
-        ),
+    terms = []
+    for index, value in enumerate((extra.activation, extra.non_torch, extra.graphs)):
+        name, symbol, formula, source = _RESERVES[index]
+        if extra.measured[index]:
+            formula, source = "measured", _measured_by(case)
+        elif not value:
+            formula, source = "not charged", where
+        terms.append(
+            Term(
+                name=name,
+                symbol=symbol,
+                value=value,
+                unit="B",
+                formula=formula,
+                numbers=extra.words[index],
+                source=source,
+            )
+        )
+    rest = stage.requested - stage.weights.total - extra.total
+    given = stage.best != rest
+    terms.append(
         Term(
             name="cache",
             symbol="C",
             value=stage.best,
             unit="B",
-            formula="Q - W - A - X - U",
-            numbers=f"within {stage.least:,} to {stage.most:,}",
-        ),
+            formula=stage.given or "Q - W - A - X - U",
+            numbers=f"Q - W - A - X - U would be {rest:,}"
+            if given
+            else f"within {stage.least:,} to {stage.most:,}",
+            source=_measured_by(case) if stage.given == "measured" else "",
+        )
     )
+    return tuple(terms)
 
 
 def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, count: int) -> tuple[Term, ...]:
@@ -151,6 +175,7 @@ def _page_terms(case: Case, stage: Stage, *, where: str, kv: KvFormat, count: in
             value=stage.held,
             unit="blocks",
             formula="sum over groups of ceil(tokens kept / block)",
+            numbers=stage.held_words,
         ),
         Term(
             name="conversations per replica",

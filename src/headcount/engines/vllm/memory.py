@@ -42,13 +42,18 @@ _LOGS = "vLLM 0.19 start-up logs on H100 80GB, llm-d-planner PR 205"
 
 
 class Overhead(Record):
-    """Bytes that are neither weights nor cache, with the interval they are expected in."""
+    """Bytes that are neither weights nor cache, with the interval they are expected in.
+
+    ``words`` and ``measured``: of each of the three, its numbers, and whether a calibration measured it.
+    """
 
     activation: int
     non_torch: int
     graphs: int
     low: int
     high: int
+    words: tuple[str, str, str] = ("", "", "")
+    measured: tuple[bool, bool, bool] = (False, False, False)
 
     @property
     def total(self) -> int:
@@ -77,6 +82,8 @@ def overhead(
         graphs=settled[2].expected,
         low=max(0, sum(term.expected - term.less for term in settled) - card),
         high=sum(term.expected + term.more for term in settled) + card,
+        words=(settled[0].words, settled[1].words, settled[2].words),
+        measured=(settled[0].measured, settled[1].measured, settled[2].measured),
     )
 
 
@@ -86,13 +93,15 @@ class Spread(Record):
     expected: int
     less: int
     more: int
+    words: str = ""
+    measured: bool = False
 
 
 def _settled(case: Case, setup: Setup, name: str, term: Spread) -> Spread:
     """The measured value where a calibration has one for this case."""
     found = case.settings.calibration
     measured = None if found is None else found.measured(name, case, "vllm", setup.version)
-    return term if measured is None else Spread(expected=measured, less=0, more=0)
+    return term if measured is None else Spread(expected=measured, less=0, more=0, measured=True)
 
 
 def _device_known(case: Case) -> bool:
@@ -109,8 +118,8 @@ def _activation(
     tokens = setup.batched_tokens
     width, expert = _widths(model)
     # Gate, up and their product, and the residual stream; V1's compiled graph holds one buffer of D more (logs of both).
-    beside = 3 if rules.generation == "V0" else 4
-    forward = tokens * (3 * width // tp + beside * model.hidden_size) * 2
+    residuals = 3 if rules.generation == "V0" else 4
+    forward = tokens * (3 * width // tp + residuals * model.hidden_size) * 2
     sampled, unsure = _sampler(case, setup, rules)
     workspace = 0
     if expert is not None and not packed_experts(case):
@@ -121,11 +130,14 @@ def _activation(
     if last_stage:
         # Since 0.14 the experts' buffers stay allocated while the sampler runs.
         peak = max(peak, sampled + (workspace if rules.moe_workspace_kept else 0))
+    tables = 0
     if last_stage:
         # Tables of penalties are allocated once, for all sequences.
-        tables = rules.v2_table_bytes if _on_v2(case, rules) else rules.table_bytes
-        peak += round(setup.seqs * model.vocab_size * tables)
-    peak += 0 if setup.on_cpu or not rules.cublas_charged else CUBLAS_BYTES_SM90
+        each = rules.v2_table_bytes if _on_v2(case, rules) else rules.table_bytes
+        tables = round(setup.seqs * model.vocab_size * each)
+    cublas = 0 if setup.on_cpu or not rules.cublas_charged else CUBLAS_BYTES_SM90
+    base = peak
+    peak += tables + cublas
     spread = 0.08 * peak + 0.08 * GIB
     if first_stage and setup.towers and model.towers:
         # The cache of encoder outputs, as many as a batch has tokens, and the encoder's own activations.
@@ -139,7 +151,10 @@ def _activation(
     if case.accelerator.unified_memory:
         spread += UNIFIED_SPREAD
     more = unsure if last_stage else 0
-    return Spread(expected=peak, less=round(spread), more=round(spread) + more)
+    words = f"max({forward:,} + {workspace:,}, {sampled:,})"
+    beside = ((tables, "tables"), (cublas, "cuBLAS"), (peak - base - tables - cublas, "towers"))
+    words += "".join(f" + {count:,} {name}" for count, name in beside if count)
+    return Spread(expected=peak, less=round(spread), more=round(spread) + more, words=words)
 
 
 def _sampler(case: Case, setup: Setup, rules: EngineRules) -> tuple[int, int]:
@@ -217,8 +232,10 @@ def _graphs(case: Case, setup: Setup, rules: EngineRules, layers: int) -> Spread
     whole = GRAPH_BYTES_PER_LAYER * layers
     if _widths(case.model)[1] is not None:
         whole = max(whole, GRAPH_BYTES_WITH_EXPERTS * layers / len(case.model.layers))
-    expected = round(whole * capture_sizes(case, setup, rules) / GRAPH_SIZES_LOGGED) + GRAPH_FLOOR
-    return Spread(expected=expected, less=round(0.6 * expected), more=round(0.6 * expected))
+    sizes = capture_sizes(case, setup, rules)
+    expected = round(whole * sizes / GRAPH_SIZES_LOGGED) + GRAPH_FLOOR
+    words = f"{round(whole):,} x {sizes} / {GRAPH_SIZES_LOGGED} + {GRAPH_FLOOR:,}"
+    return Spread(expected=expected, less=round(0.6 * expected), more=round(0.6 * expected), words=words)
 
 
 def _non_torch(case: Case, setup: Setup, rules: EngineRules) -> Spread:

@@ -118,6 +118,9 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
         raise UsageError(
             f"max-model-len {longest:,} is shorter than the conversation's {case.context:,} tokens"
         )
+    block = _optional(given["block-size"])
+    if block is not None and block % (8 if rules.generation == "V0" else 16):
+        raise UsageError(f"block-size {block} is no multiple of 16, which the attention kernels need")
     tokens, seqs = batch_limits(case, rules)
     asynchronous = rules.async_scheduling and not given["no-async-scheduling"] and not on_cpu
     state = str(given["mamba-ssm-cache-dtype"])
@@ -127,7 +130,7 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
         longest=longest,
         batched_tokens=tokens,
         seqs=seqs,
-        block_size=_optional(given["block-size"]),
+        block_size=block,
         eager=bool(given["enforce-eager"]) or on_cpu,
         windows=rules.generation != "V0",
         latent=rules.latent_cache,

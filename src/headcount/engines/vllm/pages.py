@@ -117,6 +117,17 @@ class PagePlan(Record):
                 total += times * self._steady_blocks(layer, tokens, encoder_tokens)
         return total
 
+    def resident_words(self, tokens: int, *, batches_in_flight: int = 1, encoder_tokens: int = 0) -> str:
+        """The sum of ``resident_blocks`` in numbers: ``2,000 full + 5 x 65 sliding``."""
+        parts = []
+        for layer, times in self.charges:
+            one = self.replace(charges=((layer, 1),))
+            blocks = one.resident_blocks(
+                tokens, batches_in_flight=batches_in_flight, encoder_tokens=encoder_tokens
+            )
+            parts.append(f"{f'{times} x ' if times > 1 else ''}{blocks:,} {layer.kind}")
+        return " + ".join(parts)
+
     def _steady_blocks(self, layer: CacheLayer, tokens: int, encoder_tokens: int) -> int:
         if layer.kind == "ring":
             return 1
@@ -204,6 +215,15 @@ class PagePlan(Record):
             )
         blocks_per_group = num_blocks // self._not_zero(len(self.groups))
         return blocks_per_group * min(group.block_size for group in self.groups)
+
+    def blocks_of_tokens(
+        self, tokens: int, longest: int, max_in_flight_tokens: int, *, encoder_tokens: int = 0
+    ) -> int:
+        """Blocks of the pool that prints ``tokens`` (``kv_tokens`` turned round, to the nearest block)."""
+        if self.rules.tokens_from_concurrency:
+            charged = self.blocks_per_request(longest, max_in_flight_tokens, encoder_tokens=encoder_tokens)
+            return round(tokens * charged / longest)
+        return tokens // min(group.block_size for group in self.groups) * len(self.groups)
 
     def live_conversations(
         self, num_blocks: int, tokens: int, *, batches_in_flight: int = 1, encoder_tokens: int = 0

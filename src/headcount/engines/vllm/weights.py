@@ -11,6 +11,7 @@ from headcount.cost.weights import nominal_scale, rank_weights, weight_format
 from headcount.engines.vllm.refusals import VOCAB_MULTIPLE
 from headcount.engines.vllm.rotary import rotary_bytes
 from headcount.engines.vllm.rules import rules_for
+from headcount.record import Record
 from headcount.spec.attention import LatentAttention
 from headcount.spec.weight import EXPERTS
 from headcount.units import ceil_div, round_up
@@ -20,26 +21,56 @@ if TYPE_CHECKING:
     from headcount.engines.base import Case
 
 
-def stage_weights(case: Case, cuts: list[tuple[int, int]], version: str) -> list[tuple[int, int]]:
-    """``(weights, absorbed copies)`` in bytes of one rank of every pipeline stage."""
+class StageWeights(Record):
+    """Bytes of weights on one rank of a pipeline stage: sharded tensors, rotary tables, kernels' padding, absorbed copies.
+
+    ``measured`` replaces all of it: what a calibration saw after loading.
+    """
+
+    tensors: int
+    tables: int = 0
+    padding: int = 0
+    absorbed: int = 0
+    measured: bool = False
+
+    @property
+    def loaded(self) -> int:
+        """Without the absorbed copies, which are listed apart."""
+        return self.tensors + self.tables + self.padding
+
+    @property
+    def total(self) -> int:
+        """What the engine logs after loading."""
+        return self.loaded + self.absorbed
+
+    def words(self) -> str:
+        """The sum in numbers."""
+        parts = (
+            (self.tables, "rotary tables"),
+            (self.padding, "padding"),
+            (self.absorbed, "absorbed copies"),
+        )
+        return " + ".join([f"{self.tensors:,}", *(f"{count:,} {name}" for count, name in parts if count)])
+
+
+def stage_weights(case: Case, cuts: list[tuple[int, int]], version: str) -> list[StageWeights]:
+    """The weights of one rank of every pipeline stage."""
     model, tp, layers = case.model, case.layout.tp, len(case.model.layers)
     fmt = weight_format(model, case.settings.weights)
-    ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
-    numerator, denominator = nominal_scale(model, fmt)
-    absorbed = absorbed_bytes(case)
     found = case.settings.calibration
     measured = None if found is None else found.measured("weight_bytes", case, "vllm", version)
     if measured is not None and len(cuts) == 1:
-        return [(measured, 0)]
+        return [StageWeights(tensors=measured, measured=True)]
+    ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
+    numerator, denominator = nominal_scale(model, fmt)
     # Padding is not in a file, tables are in none either: both come after the nominal scale.
-    beside = rotary_bytes(model)
-    padding = padded_expert_bytes(case, version)
+    tables, padding, absorbed = rotary_bytes(model), padded_expert_bytes(case, version), absorbed_bytes(case)
     return [
-        (
-            ceil_div(ranks.stage(start, end) * numerator, denominator)
-            + beside
-            + padding * (end - start) // layers,
-            absorbed * (end - start) // layers,
+        StageWeights(
+            tensors=ceil_div(ranks.stage(start, end) * numerator, denominator),
+            tables=tables,
+            padding=padding * (end - start) // layers,
+            absorbed=absorbed * (end - start) // layers,
         )
         for start, end in cuts
     ]
