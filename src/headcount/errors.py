@@ -21,10 +21,10 @@ class HeadcountError(Exception):
     """Base of every error that a caller can mend; ``str(error)`` is one line."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(_printable(" ".join(message.split())))
+        super().__init__(printable(" ".join(message.split())))
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Escape what a terminal would obey or refuse: a path or a config may hold control signs or broken UTF-8."""
     if text.isprintable():
         return text

@@ -54,8 +54,46 @@ def test_launch_is_an_environment() -> None:
     assert environment["OLLAMA_KV_CACHE_TYPE"] == "q8_0"
 
 
+@pytest.mark.parametrize(
+    ("release", "source"),
+    [
+        # LLAMA_CPP_VERSION of the tags v0.30.0 and v0.32.15; Makefile.sync of the others, dated by their first tag.
+        ("0.32.15", "llama.cpp b10488"),
+        ("v0.30.0", "llama.cpp b9452"),
+        ("0.31.1", "llama.cpp b9840"),
+        ("0.24.0", "llama.cpp of 2025-12-18"),
+        ("0.5.7", "llama.cpp of 2025-01-10"),
+    ],
+)
+def test_a_release_carries_a_llama_cpp(release: str, source: str) -> None:
+    found = Ollama(release)
+    assert found.version == release.removeprefix("v")
+    assert found.rules.source.startswith(source)
+    image = found.launch(case(8192), model="x", concurrency=2).image
+    assert image == f"docker.io/ollama/ollama:{found.version}"
+
+
+def test_rules_of_releases_are_those_of_their_trees() -> None:
+    """The vendored sources: LLAMA_MAX_SEQ 64 in 0.11.5, 256 in 0.12.4; no latent cache in 0.6.6, one in 0.6.7; sliding
+    caches from 0.11.5; cells padded by the kernel in 0.12.11, to 256 in 0.13.2.
+    """
+    assert (Ollama("0.11.5").rules.most_slots, Ollama("0.12.4").rules.most_slots) == (64, 256)
+    assert (Ollama("0.6.6").rules.latent, Ollama("0.6.7").rules.latent) == (False, True)
+    assert (Ollama("0.7.0").rules.sliding, Ollama("0.11.5").rules.sliding) == (False, True)
+    assert (Ollama("0.12.11").rules.cell_multiple_plain, Ollama("0.13.2").rules.cell_multiple_plain) == (
+        32,
+        256,
+    )
+
+
+def test_releases_that_start_no_llama_server_and_unread_ones_are_said() -> None:
+    assert any("does not start llama-server" in w for w in Ollama("0.5.7").replica(case(8192)).warnings)
+    assert any("rules of 0.32.15" in w for w in Ollama("0.40.1").replica(case(8192)).warnings)
+    assert not any("Ollama 0" in w for w in Ollama("0.32.15").replica(case(8192)).warnings)
+
+
 def test_what_ollama_does_not_take() -> None:
     with pytest.raises(UsageError, match="no KV cache type"):
         Ollama().replica(case(8192, kv="q5_1"))
-    with pytest.raises(UsageError, match="fb30760"):
+    with pytest.raises(UsageError, match="give the day of the release, such as 2025-01-15"):
         Ollama("latest")

@@ -52,6 +52,9 @@ def test_fraction_is_of_what_is_left_after_loading() -> None:
         weight_bytes=round(36.917 * GIB),
         activation_bytes=0,
         non_torch_bytes=round((B200_TOTAL - B200_FREE - 36.917) * GIB),
+        weights="nvfp4",
+        kv="fp8",
+        max_num_seqs=10**6,
     )
     asked = case("llama-2-70b", gpu="b200", context=32, kv="fp8", weights="nvfp4", calibration=calibration)
     found = engine("tensorrt-llm", "1.0.0rc2").replica(

@@ -52,9 +52,12 @@ def test_windows_hold_their_window_and_the_prompt_before() -> None:
     assert found.pool(asked, 2**34).needed_bytes == 4096 * 131_072
     chunked = case("mistral-7b", ("prefill-chunk-size", "512"), context=8192)
     whole, pieces = found.replica(asked), found.replica(chunked)
-    assert whole.kv_bytes_per_conversation_per_gpu > 8192 * 131_072
+    # The cache is a window's; the prompt's other tokens are of the peak, not of the cache.
+    assert whole.kv_bytes_per_conversation_per_gpu == 4096 * 131_072
+    assert pieces.kv_bytes_per_conversation_per_gpu == 4096 * 131_072
+    assert whole.ledger.find("e").value > 8192 * 131_072
     # window - 1 + chunk tokens, 3 % for the allocator, 512 tokens of activations.
-    assert 4607 * 131_072 < pieces.kv_bytes_per_conversation_per_gpu < 5300 * 131_072
+    assert 4607 * 131_072 < pieces.ledger.find("e").value < 5300 * 131_072
     assert pieces.conversations > whole.conversations
 
 
@@ -67,8 +70,21 @@ def test_budget_adds_up_and_the_interval_is_ordered(arguments: tuple[tuple[str, 
         == budget.reserved + budget.weights + sum(b for _, b in budget.overhead) + budget.kv_budget
     )
     assert 0 < found.low <= found.conversations <= found.high
+    assert budget.kv_low <= budget.kv_budget <= budget.kv_high
+    # What the page shows as used is cache, and fits what is left for it.
+    assert found.conversations * found.kv_bytes_per_conversation_per_gpu <= budget.kv_budget
     assert found.ledger.find("N_conv").value == found.conversations
     assert found.warnings
+
+
+def test_what_stands_beside_the_caches_is_overhead() -> None:
+    """32 conversations of 8,192 tokens hold 32 x 1 GiB of cache (131,072 B a token); prompts and logits are no cache."""
+    found = engine("transformers").replica(case("llama-3.1-8b", context=8192))
+    assert found.kv_bytes_per_conversation_per_gpu == GIB
+    room = found.budget.memory - found.budget.weights - dict(found.budget.overhead)["context and kernels"]
+    peak = found.ledger.find("e").value
+    assert found.conversations == room // peak
+    assert 0 <= found.budget.kv_budget - found.conversations * GIB < peak
 
 
 def test_float32_checkpoints_are_loaded_as_they_are() -> None:

@@ -21,6 +21,7 @@ from headcount.planner.fit import fit
 from headcount.planner.plan import Deployment, Plan
 from headcount.report.launch.artefact import write_launch
 from headcount.report.launch.read_back import ReadBack, read_launch
+from headcount.spec.checkpoint import Checkpoint
 
 yaml = pytest.importorskip("yaml")
 VLLM_KINDS = ("vllm", "docker-compose", "kubernetes", "ray")
@@ -120,8 +121,141 @@ LLAMA: list[dict[str, Any]] = [
 @pytest.mark.parametrize("asked", LLAMA, ids=[str(case) for case in LLAMA])
 def test_a_llama_server_plan_comes_back(kind: str, asked: dict[str, Any]) -> None:
     plan = planned(name="llama.cpp", **asked)
-    assert_same_plan(plan, kind, "llama-3.1-8b")
-    assert "must be a repository that holds them" in write_launch(plan, kind, model="llama-3.1-8b")
+    read = assert_same_plan(plan, kind, "llama-3.1-8b")
+    mix = asked.get("weights", "bf16").upper()
+    folder = "" if kind == "llama-server" else "/models/"
+    assert read.model == f"{folder}Llama-3.1-8B-{mix}.gguf"
+
+
+OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("ollama", {"gpu": "rtx-4090", "weights": "q4_k_m"}),
+    ("ollama", {"gpu": "l40s", "kv": "q8_0", "dp": 2, "version": "0.32.15"}),
+    ("ollama", {"gpu": "l40s", "pp": 2, "max_num_seqs": 4, "arguments": (("gpu-overhead", "2GiB"),)}),
+    ("ollama", {"gpu": "l40s", "arguments": (("flash-attention", "false"),)}),
+    ("tensorrt-llm", {}),
+    ("tensorrt-llm", {"kv": "fp8", "tp": 2, "dp": 2, "utilization": 0.8}),
+    ("tensorrt-llm", {"arguments": (("tokens-per-block", "64"), ("max-tokens", "100000"))}),
+    ("tensorrt-llm", {"weights": "fp8", "max_num_seqs": 16, "max_num_batched_tokens": 4096}),
+]
+
+
+@pytest.mark.parametrize(("name", "asked"), OTHERS, ids=[f"{n} {c}" for n, c in OTHERS])
+def test_an_ollama_and_a_tensorrt_llm_plan_come_back(name: str, asked: dict[str, Any]) -> None:
+    assert_same_plan(planned(name=name, **asked), name, "llama-3.1-8b")
+    if name == "tensorrt-llm":
+        assert_same_plan(planned(name=name, **asked), "kubernetes", "llama-3.1-8b")
+
+
+def test_windows_and_attention_groups_of_tensorrt_llm_come_back() -> None:
+    windows = planned("gpt-oss-20b", name="tensorrt-llm", arguments=(("max-attention-window", "model"),))
+    assert_same_plan(windows, "tensorrt-llm", "gpt-oss-20b")
+    groups = planned(
+        "deepseek-v3", name="tensorrt-llm", tp=8, gpu="h200", arguments=(("enable-attention-dp", "true"),)
+    )
+    again = planned_again(
+        groups, read_launch(write_launch(groups, "tensorrt-llm", model="x/y"), "tensorrt-llm")
+    )
+    # The batch is one rank's: it is rounded up to whole requests of every rank.
+    assert groups.conversations == again.conversations
+
+
+def test_a_shell_takes_the_lines_of_every_engine() -> None:
+    """What ``bash`` hands to the program is what was planned, variables included."""
+    ollama = write_launch(
+        planned(name="ollama", gpu="rtx-4090", weights="q4_k_m"), "ollama", model="llama-3.1-8b"
+    )
+    script = f'ollama() {{ echo "$OLLAMA_CONTEXT_LENGTH $OLLAMA_FLASH_ATTENTION $*"; }}\n{ollama}'
+    assert bash(script) == "4096 1 serve\n"
+    made = write_launch(planned(name="tensorrt-llm", kv="fp8"), "tensorrt-llm", model="my model")
+    script = "\n".join(line for line in made.splitlines() if not line.startswith("#")).replace(
+        "sh -c", "echo", 1
+    )
+    assert bash(script).startswith("printf %s '{")
+
+
+def bash(script: str) -> str:
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def comments(text: str) -> list[str]:
+    return [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
+
+
+def test_a_gguf_that_is_yet_to_be_made_says_how() -> None:
+    plan = planned(name="llama.cpp", gpu="rtx-4090", weights="q4_k_m")
+    text = write_launch(plan, "llama-server", model="llama-3.1-8b")
+    steps = [line.strip() for line in comments(text)]
+    # llama.cpp's README of tools/quantize: convert to 16 bits, then llama-quantize IN OUT TYPE.
+    assert "hf download meta-llama/Llama-3.1-8B --local-dir Llama-3.1-8B" in steps
+    assert (
+        "python3 convert_hf_to_gguf.py Llama-3.1-8B --outtype bf16 --outfile Llama-3.1-8B-BF16.gguf" in steps
+    )
+    assert "llama-quantize Llama-3.1-8B-BF16.gguf Llama-3.1-8B-Q4_K_M.gguf Q4_K_M" in steps
+    command = text[text.index("\nllama-server") :]
+    assert "-m Llama-3.1-8B-Q4_K_M.gguf" in command
+    assert "-hf" not in command
+    plain = write_launch(planned(name="llama.cpp", gpu="rtx-4090"), "llama-server", model="llama-3.1-8b")
+    assert "llama-quantize" not in plain
+    assert "-m Llama-3.1-8B-BF16.gguf" in plain
+
+
+def test_a_gguf_file_is_named_and_mounted(tmp_path: Any) -> None:
+    file = tmp_path / "a b.gguf"
+    file.write_bytes(b"")
+    plan = planned(name="llama.cpp", gpu="rtx-4090")
+    stored = Checkpoint(path=str(file), file_format="gguf", tensors=(), metadata={}, files=(str(file),))
+    model = plan.deployment.model.replace(checkpoint=stored)
+    plan = plan.replace(deployment=plan.deployment.replace(model=model))
+    text = write_launch(plan, "llama-server", model=str(file))
+    assert read_launch(text, "llama-server").model == str(file)
+    assert "convert_hf_to_gguf" not in text
+    service = yaml.safe_load(write_launch(plan, "docker-compose", model=str(tmp_path)))["services"]["a-b"]
+    assert service["volumes"][0]["source"] == str(tmp_path)
+    assert service["command"][:2] == ["-m", str(file)]
+    again = plan.deployment.settings.replace(weights="q4_0")
+    other = plan.replace(deployment=plan.deployment.replace(settings=again))
+    assert "llama-quantize" in write_launch(other, "llama-server", model=str(file))
+
+
+def test_images_are_pinned_where_a_tag_exists() -> None:
+    def image(version: str | None, gpu: str = "rtx-4090") -> tuple[str, str]:
+        plan = planned(name="llama.cpp", gpu=gpu, version=version)
+        text = write_launch(plan, "docker-compose", model="llama-3.1-8b")
+        return yaml.safe_load(text)["services"]["llama-3-1-8b-bf16"]["image"], text
+
+    # Tags as ggml-org publishes them: server-cuda-b5517, server-rocm-b9917.
+    assert image("b7000")[0] == "ghcr.io/ggml-org/llama.cpp:server-cuda-b7000"
+    assert "made once a day" in image("b7000")[1]
+    assert image("b9917", "mi300x")[0] == "ghcr.io/ggml-org/llama.cpp:server-rocm-b9917"
+    name, text = image(None)
+    assert name == "ghcr.io/ggml-org/llama.cpp:server-cuda"
+    assert "the image is not pinned" in text
+    assert "not pinned" not in write_launch(planned(), "docker-compose", model="llama-3.1-8b")
+
+
+def test_what_joins_nodes_is_the_engines_own() -> None:
+    wide = {"tp": 8, "pp": 2, "gpu": "h200", "context": 4096}
+    text = write_launch(planned("llama-3.1-405b", name="sglang", **wide), "sglang", model="llama-3.1-405b")
+    assert "--nnodes 2" in text
+    assert "Ray" not in text
+    text = write_launch(planned("llama-3.1-405b", name="tensorrt-llm", **wide), "tensorrt-llm", model="a/b")
+    assert "trtllm-llmapi-launch" in text
+    split = planned("llama-3.1-405b", name="llama.cpp", pp=16, gpu="h100-80gb")
+    for kind in ("llama-server", "docker-compose", "kubernetes"):
+        with pytest.raises(UsageError, match="llama-server runs on one host: a replica of 16 GPUs"):
+            write_launch(split, kind, model="llama-3.1-405b")
+
+
+def test_ollama_is_given_its_model_afterwards() -> None:
+    plan = planned(name="ollama", gpu="rtx-4090", weights="q4_k_m", max_num_batched_tokens=1024)
+    text = write_launch(plan, "ollama", model="llama-3.1-8b")
+    assert any("ollama create" in line for line in comments(text))
+    assert any("ollama pull" in line for line in comments(text))
+    assert any("PARAMETER num_batch 1024" in line for line in comments(text))
+    with pytest.raises(UsageError, match="--emit ollama prints"):
+        write_launch(plan, "docker-compose", model="llama-3.1-8b")
 
 
 def test_a_booking_with_a_spare_replica_comes_back() -> None:
@@ -186,6 +320,18 @@ def test_an_awkward_name_arrives_as_it_is(name: str) -> None:
     deployment = next(yaml.safe_load_all(write_launch(plan, "kubernetes", model=name)))
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     assert [expanded(word, "(") for word in container["args"]][1] == name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_awkward_name_arrives_at_the_other_servers(name: str) -> None:
+    plan = planned(name="llama.cpp", gpu="rtx-4090", weights="q4_k_m")
+    for kind in ("llama-server", "docker-compose", "kubernetes"):
+        loaded = read_launch(write_launch(plan, kind, model=name), kind).model
+        assert loaded.rpartition("/")[2] == f"{name.rpartition('/')[2]}-Q4_K_M.gguf"
+    # A file of options is written by the shell that starts the server: the name is quoted twice.
+    plan = planned(name="tensorrt-llm", kv="fp8")
+    for kind in ("tensorrt-llm", "docker-compose", "kubernetes"):
+        assert read_launch(write_launch(plan, kind, model=name), kind).model == name
 
 
 def shell_words(text: str) -> list[str]:

@@ -7,7 +7,9 @@ import os
 
 import pytest
 
+from headcount.engines.versions import release
 from headcount.verify.logs import LogReading, read_log
+from headcount.verify.logs.vllm_releases import newest_release, releases_of
 
 DATA = os.path.join(os.path.dirname(__file__), "data", "logs")
 
@@ -64,6 +66,8 @@ EXCERPTS: dict[str, tuple[str, dict[str, object]]] = {
     "vllm-pp2-consumed.log": (
         "vllm",
         {
+            "tensor_parallel": 4,
+            "pipeline_parallel": 2,
             "gpu_total_memory_gib": 23.56,
             "gpu_memory_utilization": 0.935,
             "peak_activation_gib": None,
@@ -77,6 +81,8 @@ EXCERPTS: dict[str, tuple[str, dict[str, object]]] = {
         "vllm",
         {
             "engine_version": "0.32.0",
+            "release_hint": None,
+            "pipeline_parallel": 1,
             "tensor_parallel": 1,
             "weight_dtype_or_quant": "bfloat16",
             "kv_cache_dtype": "auto",
@@ -128,7 +134,8 @@ EXCERPTS: dict[str, tuple[str, dict[str, object]]] = {
     "llamacpp-smollm2-cpu.log": (
         "llama.cpp",
         {
-            "weight_dtype_or_quant": "Q4_1",
+            "weight_dtype_or_quant": "q4_1",
+            "model": "Smollm2 135M 8k Lc100K Mix1 Ep2",
             "weights_gib": 92.10 / 1024,
             "kv_cache_memory_gib": 22.5 / 1024,
             "kv_cache_tokens": 1024,
@@ -140,6 +147,8 @@ EXCERPTS: dict[str, tuple[str, dict[str, object]]] = {
     "llamacpp-gemma3-q8-cpu.log": (
         "llama.cpp",
         {
+            "model": "Gemma 3 270m",
+            "weight_dtype_or_quant": "q4_k_m",
             "weights_gib": (235.16 + 12.66) / 1024,
             "kv_cache_memory_gib": (6.38 + 31.88) / 1024,
             "kv_cache_tokens": 4096,
@@ -308,3 +317,47 @@ def test_printed_words_are_never_passed_over() -> None:
                 seen += 1
                 assert getattr(observation, field) is not None, (row["id"], field)
     assert seen >= 200
+
+
+# The newest release that prints every line of the excerpt, by vLLM's sources.
+HINTS = {
+    "vllm-0.6-v0.log": "0.6.4",
+    "vllm-0.7-v0.log": "0.8.2",
+    "vllm-refused-v0.log": "0.10.2",
+    "vllm-refused-v1.log": "0.10.1",
+    "vllm-pp2-consumed.log": "0.33.0",
+    "vllm-omni-stages.log": "0.27.1",
+    "vllm-0.32-cpu.log": None,
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_wording_tells_the_newest_release(name: str) -> None:
+    assert {observation.release_hint for observation in read_file(name).observations} == {HINTS[name]}
+
+
+def test_wordings_are_those_of_the_released_sources() -> None:
+    with open(os.path.join(DATA, "vllm-wordings.jsonl"), encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    assert len(rows) >= 40
+    for row in rows:
+        spans = list(releases_of(row["line"] + "\n"))
+        assert newest_release(spans) == row["last"], row["line"]
+        first = max(release(since) for since, _ in spans)
+        # An excerpt may leave ", # CPU blocks" out: these two are not told apart at their beginning.
+        assert first == release(row["first"]) or row["line"] == "# GPU blocks: 9048", row["line"]
+
+
+REFUSED = {
+    "vllm-refused-v0.log": "start refused: one request of 8192 tokens is longer than the 2400 that the cache holds",
+    "vllm-refused-v1.log": "start refused: one request of 262144 tokens needs 62 GiB of cache, 48.66 GiB are available, "
+    "205728 tokens would fit",
+    "sglang-refused.log": "start refused: the weights left no memory for the cache under --mem-fraction-static 0.88",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_start_names_its_reason(name: str) -> None:
+    reading = read_file(name)
+    assert REFUSED[name] in reading.notes
+    assert reading.observations[0].notes == REFUSED[name]

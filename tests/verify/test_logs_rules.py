@@ -233,3 +233,146 @@ def test_a_logged_prompt_is_not_the_engine_speaking() -> None:
         "INFO 05-05 [kv_cache_utils.py:1] GPU KV cache size: 9,000 tokens",
     )
     assert reading.observations[0].kv_cache_tokens == 9_000
+
+
+@pytest.mark.parametrize(
+    ("printed", "mix"),
+    [
+        ("print_info: file type   = Q4_K - Medium", "q4_k_m"),
+        ("print_info: file type   = Q5_K - Small", "q5_k_s"),
+        ("print_info: file type   = Q3_K - Medium", "q3_k_m"),
+        ("print_info: file type   = Q2_K - Medium", "q2_k"),
+        ("print_info: file type   = Q2_K - Small", "Q2_K - Small"),
+        ("print_info: file type   = Q3_K - Large", "Q3_K - Large"),
+        ("print_info: file type   = Q6_K", "q6_k"),
+        ("print_info: file type   = Q8_0", "q8_0"),
+        ("print_info: file type   = BF16", "bf16"),
+        ("print_info: file type   = all F32", "f32"),
+        ("print_info: file type   = MXFP4 MoE", "mxfp4_moe"),
+        ("print_info: file type   = IQ2_XXS - 2.0625 bpw", "IQ2_XXS - 2.0625 bpw"),
+        ("print_info: file type   = (guessed) Q4_0", "q4_0"),
+        ("llm_load_print_meta: model ftype      = Q4_K - Small", "q4_k_s"),
+        ("llm_load_print_meta: model ftype      = mostly Q5_K - Medium (guessed)", "q5_k_m"),
+        ("llama_model_load_internal: ftype      = 2 (mostly Q4_0)", "q4_0"),
+    ],
+)
+def test_gguf_mix_by_the_name_it_is_asked_for(printed: str, mix: str) -> None:
+    reading = read_text(printed, "load_tensors:        CUDA0 model buffer size =  1918.35 MiB")
+    assert reading.observations[0].weight_dtype_or_quant == mix
+    assert any("guessed" in note for note in reading.notes) == ("guessed" in printed)
+
+
+def test_ollamas_own_engine_names_mix_and_model() -> None:
+    reading = read_text(
+        'time=2025-07-24T18:29:07.610+09:00 level=INFO source=ggml.go:92 msg="" architecture=gemma3 file_type=Q4_K_M '
+        'name="Gemma 3 4b It" description="" num_tensors=883 num_key_values=37',
+        'time=2025-07-24T18:29:08.610+09:00 level=INFO source=ggml.go:300 msg="model weights" buffer=CUDA0 size="3.1 GiB"',
+    )
+    (observation,) = reading.observations
+    assert (observation.model, observation.weight_dtype_or_quant) == ("Gemma 3 4b It", "q4_k_m")
+
+
+def test_lines_of_no_one_release_give_no_hint() -> None:
+    reading = read_text(
+        "Loading model weights took 14.9888 GB",
+        "Available KV cache memory: 4.25 GiB",
+        "# GPU blocks: 7, # CPU",
+    )
+    assert reading.observations[0].release_hint is None
+    assert any("no one release" in note for note in reading.notes)
+
+
+def test_other_platforms_wordings_say_nothing() -> None:
+    reading = read_text(
+        "INFO 05-05 11:01:02 [xpu_model_runner.py:420] Loading model weights took 14.9888 GB",
+    )
+    assert reading.observations[0].release_hint == "0.33.0"
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            (
+                "memory reserved for KV Cache is -1.05GiB.",
+                "ValueError: No available memory for the cache blocks. Try increasing",
+            ),
+            "no memory was left for the cache: -1.05 GiB after weights and activations",
+        ),
+        (
+            ("ValueError: No available memory for the cache blocks. Try increasing",),
+            "no memory was left for the cache",
+        ),
+        (
+            (
+                "ValueError: Free memory on device cuda:0 (1.5/23.5 GiB) on startup is less than desired GPU memory "
+                "utilization (0.9, 21.2 GiB). Decrease GPU memory utilization",
+            ),
+            "1.5 of 23.5 GiB were free, utilization 0.9 asks for 21.2 GiB",
+        ),
+    ],
+)
+def test_refused_vllm_start(lines: tuple[str, ...], reason: str) -> None:
+    reading = read_text("Model loading took 1.25 GiB memory and 2.1 seconds", *lines)
+    assert f"start refused: {reason}" in reading.notes
+    assert reading.observations[0].notes.count("start refused") == 1
+    # The error alone is a start that was refused, too.
+    assert read_text(lines[-1]).observations[0].engine == "vllm"
+
+
+def test_a_start_tried_again_after_a_refusal_is_another() -> None:
+    load = "(EngineCore pid=1) INFO [gpu_model_runner.py:1] Model loading took {} GiB memory and 23.1 seconds"
+    first, second = read_text(
+        load.format("15.26"),
+        "ValueError: No available memory for the cache blocks. Try increasing",
+        load.format("7.63"),
+        "(EngineCore pid=1) INFO [gpu_worker.py:9] Available KV cache memory: 4.25 GiB",
+    ).observations
+    assert (first.weights_gib, second.weights_gib) == (15.26, 7.63)
+    assert "start refused" in first.notes
+    assert second.notes == ""
+
+
+@pytest.mark.parametrize(
+    ("lines", "sizes"),
+    [
+        (("(Worker_PP1_TP1 pid=1) INFO [x.py:1] Available KV cache memory: 4.25 GiB",), (2, 2)),
+        (("(Worker_PP2 pid=1) INFO [x.py:1] Available KV cache memory: 4.25 GiB",), (None, 3)),
+        (("(Worker_PP0_TP0 pid=1) INFO [x.py:1] Available KV cache memory: 4.25 GiB",), (None, None)),
+        (
+            (
+                "vllm serve org/name --tensor-parallel-size 2 --pipeline-parallel-size=3 --port 80",
+                "Available KV cache memory: 4.25 GiB",
+            ),
+            (2, 3),
+        ),
+        (
+            (
+                "(Worker_PP0 pid=1) rank 0 in world size 2 is assigned as DP rank 0, PP rank 0, PCP rank 0, TP rank 0, EP N/A",
+                "(Worker_PP1 pid=2) rank 1 in world size 2 is assigned as DP rank 0, PP rank 1, PCP rank 0, TP rank 0, EP N/A",
+                "Available KV cache memory: 4.25 GiB",
+            ),
+            (1, 2),
+        ),
+        (
+            (
+                "(Worker pid=1) rank 0 in world size 4 is assigned as DP rank 0, PP rank 0, PCP rank 0, TP rank 0, EP N/A",
+                "Available KV cache memory: 4.25 GiB",
+            ),
+            (None, None),
+        ),
+    ],
+)
+def test_parallel_sizes_as_far_as_they_are_shown(
+    lines: tuple[str, ...], sizes: tuple[int | None, int | None]
+) -> None:
+    reading = read_text(*lines)
+    (observation,) = reading.observations
+    assert (observation.tensor_parallel, observation.pipeline_parallel) == sizes
+    assert any("how many there are" in note for note in reading.notes) == ("TP0 pid" in lines[0])
+
+
+def test_refusals_leave_the_files_name_to_the_caller() -> None:
+    for text in (b"", b"mlc_llm\n", b"PK\x03\x04abc", b"\x00\x01\x02\x00\x00\x03" * 900):
+        (refusal,) = read_log([text], name="README.md").refusals
+        assert "README.md" not in refusal

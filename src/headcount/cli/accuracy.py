@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
             (row, read_config(args.configs, row.config) if row.config else None)
             for row in read_table(args.logs)
         ]
+    if not found:
+        raise UsageError(f"{args.logs}: no row in it")
     if args.engine is not None:
         found = [(row, config) for row, config in found if row.engine == args.engine.strip().lower()]
         if not found:
@@ -86,6 +88,8 @@ def _planner_cases(args: argparse.Namespace) -> int:
     from headcount.verify.planner_cases import judge_case
 
     outcomes = [judge_case(case, where) for where, case in read_objects(args.planner_cases)]
+    if not outcomes:
+        raise UsageError(f"{args.planner_cases}: no case in it")
     if args.json:
         emit_json(planner_document(outcomes))
     else:

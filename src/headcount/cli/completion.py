@@ -24,7 +24,7 @@ _SCRIPT = """# headcount completion; load with: source <(headcount completion {s
         --engine) words="{engines}" ;;
         --weights) words="{weights}" ;;
         --kv) words="{kv}" ;;
-        --emit) words="vllm sglang llama-server docker-compose kubernetes ray" ;;
+        --emit) words="vllm sglang llama-server ollama tensorrt-llm docker-compose kubernetes ray" ;;
         --model) words="{models}" ;;
         *) if [ "$COMP_CWORD" -eq 1 ]; then words="{commands}"
            else case "${{COMP_WORDS[1]}}" in

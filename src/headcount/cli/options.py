@@ -119,7 +119,7 @@ def add_emit_option(parser: Parser) -> None:
     parser.add_argument(
         "--emit",
         metavar="KIND",
-        help="print how to start it: vllm, sglang, llama-server, docker-compose, kubernetes or ray",
+        help="print how to start it: vllm, sglang, llama-server, ollama, tensorrt-llm, docker-compose, kubernetes, ray",
     )
 
 
@@ -261,10 +261,13 @@ def _calibration(path: str | None) -> Calibration | None:
 
 def read_engine_arguments(given: list[str]) -> tuple[tuple[str, str], ...]:
     """``["block-size=32", "enforce-eager"]`` -> pairs; a flag has no value. A name given twice is refused."""
+    from headcount.engines.arguments import plain
+
     pairs: dict[str, str] = {}
     for text in given:
         name, _, value = text.partition("=")
-        if not name.strip():
+        name = plain(name)
+        if not name:
             raise UsageError(f"--engine-arg {text!r} has no name; write NAME=VALUE")
         if name in pairs:
             raise UsageError(f"--engine-arg {name} is given twice")

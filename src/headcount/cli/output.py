@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+from headcount.errors import printable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
@@ -13,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def emit_json(document: dict[str, object]) -> None:
-    """Print one JSON object on stdout."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    """Print one JSON object on stdout; signs that no terminal should see, or no encoding has, are escaped."""
+    text = json.dumps(document, ensure_ascii=False)
+    sys.stdout.write((text if text.isprintable() else json.dumps(document)) + "\n")
 
 
 def emit_plan(plan: Plan, args: argparse.Namespace) -> None:
@@ -40,4 +43,4 @@ def emit_plan(plan: Plan, args: argparse.Namespace) -> None:
     for warning in plan.warnings:
         if warning.startswith("too close to call"):
             continue  # said on the page
-        sys.stderr.write(f"warning: {warning}\n")
+        sys.stderr.write(f"warning: {printable(warning)}\n")

@@ -7,7 +7,7 @@ import sys
 
 from headcount.cli.options import Parser, optional_count, read_engine_arguments
 from headcount.cli.output import emit_json
-from headcount.errors import HeadcountError, UsageError
+from headcount.errors import HeadcountError, UsageError, printable
 from headcount.units import parse_count, parse_fraction
 
 TYPE_CHECKING = False
@@ -110,7 +110,7 @@ def _log(args: argparse.Namespace, context: int | None) -> int:
         except HeadcountError as error:
             refused.append(str(error))
     if not receipts:
-        raise UsageError("; ".join(refused))
+        raise UsageError("; ".join(dict.fromkeys(refused)))
     _save(args, receipts)
     _print(args, receipts, refused)
     return 0
@@ -172,7 +172,7 @@ def _print(args: argparse.Namespace, receipts: list[Receipt], refused: list[str]
         write_receipt(page, receipt)
     sys.stdout.write(page.text())
     for words in refused:
-        sys.stderr.write(f"warning: {words}\n")
+        sys.stderr.write(f"warning: {printable(words)}\n")
 
 
 def _live(args: argparse.Namespace, context: int | None) -> int:
@@ -253,4 +253,4 @@ def _print_live(
         write_load(page, server.words, load, receipt)
     sys.stdout.write(page.text())
     for words in refused:
-        sys.stderr.write(f"warning: {words}\n")
+        sys.stderr.write(f"warning: {printable(words)}\n")

@@ -177,6 +177,8 @@ class Engine(ABC):
     version: str
     # The engine's own arguments that change memory, beyond those every engine has an option for.
     arguments: tuple[Argument, ...] = ()
+    # The terms of a calibration that this engine's plan has.
+    calibrated: tuple[str, ...] = ("device_bytes", "weight_bytes", "non_torch_bytes")
 
     @abstractmethod
     def refusal(self, model: ModelSpec, layout: Layout) -> str | None:

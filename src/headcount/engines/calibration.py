@@ -8,12 +8,14 @@ the file it used, and says when it does not apply.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 
 from headcount.errors import UsageError
 from headcount.record import Record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from headcount.engines.base import Case
@@ -33,6 +35,7 @@ class Calibration(Record):
     non_torch_bytes   context, communication buffers and kernels that were charged
     graph_bytes       CUDA graphs, where they were charged
     cache_bytes       what was left for the cache (with ``utilization``)
+    weights, kv, max_num_batched_tokens, max_num_seqs   what the server was started with; other ones, other bytes
     """
 
     engine: str
@@ -50,6 +53,10 @@ class Calibration(Record):
     non_torch_bytes: int | None = None
     graph_bytes: int | None = None
     cache_bytes: int | None = None
+    weights: str = "auto"
+    kv: str = "auto"
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
     path: str = ""
 
     def applies_to_machine(self, case: Case, engine: str) -> bool:
@@ -58,12 +65,8 @@ class Calibration(Record):
         return same == (engine, case.accelerator.name, case.layout.tp, case.layout.pp)
 
     def applies_to_model(self, case: Case, engine: str, version: str) -> bool:
-        """Same model and release as well: all terms hold."""
-        return (
-            self.applies_to_machine(case, engine)
-            and self.model.lower() == case.model.name.lower()
-            and self.engine_version == version
-        )
+        """Same model, formats, batches and release as well: the model's terms hold."""
+        return self.applies_to_machine(case, engine) and not self.differs(case, engine, version)
 
     def measured(self, name: str, case: Case, engine: str, version: str) -> int | None:
         """The measured value of ``name`` if it holds for this case, else None."""
@@ -77,36 +80,49 @@ class Calibration(Record):
 
     def differs(self, case: Case, engine: str, version: str) -> str:
         """The first thing in which it is of another server than ``case``; "" when it is the same."""
+        settings = case.settings
         pairs = (
             ("the engine", self.engine, engine),
             ("the card", self.gpu, case.accelerator.name),
-            ("TP", str(self.tp), str(case.layout.tp)),
-            ("PP", str(self.pp), str(case.layout.pp)),
+            ("TP", self.tp, case.layout.tp),
+            ("PP", self.pp, case.layout.pp),
             ("the release", self.engine_version, version),
             ("the model", self.model.lower(), case.model.name.lower()),
+            ("the weights' format", self.weights, settings.weights),
+            ("the cache's format", self.kv, settings.kv),
+            ("max_num_batched_tokens", self.max_num_batched_tokens, settings.max_num_batched_tokens),
+            ("max_num_seqs", self.max_num_seqs, settings.max_num_seqs),
+            ("the memory", None, settings.memory_bytes),
         )
         return next(
             (
-                f"{what} is {theirs:.60} there, {ours:.60} here"
+                f"{what} is {theirs!s:.60} there, {ours!s:.60} here"
                 for what, theirs, ours in pairs
                 if theirs != ours
             ),
             "",
         )
 
-    def used(self, case: Case, engine: str, version: str) -> tuple[str, ...]:
-        """Words for the measured terms that hold for this case."""
-        names = (*_MACHINE, *_MODEL)
-        return tuple(
-            name.removesuffix("_bytes").replace("_", " ")
-            for name in names
-            if self.measured(name, case, engine, version) is not None
-        )
-
     def document(self) -> dict[str, object]:
         """What is written to the file."""
         fields = {name: getattr(self, name) for name in self._fields if name != "path"}
         return {"format": FORMAT, **{name: value for name, value in fields.items() if value is not None}}
+
+
+def measured_terms(case: Case, names: Iterable[str], engine: str, version: str) -> dict[str, tuple[int, str]]:
+    """``name -> (measured bytes, file or origin)`` of the ``names`` that hold for ``case``; empty without a calibration.
+
+    A total that the question says itself (``--memory``) outranks a measured one.
+    """
+    found = case.settings.calibration
+    if found is None:
+        return {}
+    terms = {}
+    for name in names:
+        value = found.measured(name, case, engine, version)
+        if value is not None:
+            terms[name] = (value, found.path or found.origin)
+    return terms
 
 
 def write_calibration(calibration: Calibration, path: str) -> None:
@@ -117,12 +133,16 @@ def write_calibration(calibration: Calibration, path: str) -> None:
     import os
 
     text = json.dumps(calibration.document(), indent=2) + "\n"
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise UsageError(f"{path}: exists and is no regular file; nothing was written")
     partial = f"{path}.{os.getpid()}.part"
     try:
-        with open(partial, "w", encoding="utf-8") as file:
+        with open(partial, "x", encoding="utf-8") as file:
             file.write(text)
         os.replace(partial, path)
     except OSError as error:
+        with suppress(OSError):
+            os.unlink(partial)
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
@@ -141,7 +161,7 @@ def read_calibration(path: str) -> Calibration:
     if len(text) > _MOST_BYTES:
         raise UsageError(f"{path}: larger than any calibration file ({_MOST_BYTES:,} bytes)")
     try:
-        raw = json.loads(text)
+        raw = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError):
         raise UsageError(f"{path}: not JSON") from None
     if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
@@ -149,18 +169,28 @@ def read_calibration(path: str) -> Calibration:
     return Calibration(**_checked(raw, path), path=path)
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose entries stand once. ValueError otherwise: which of two values was meant is not for us to say."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an entry stands twice")
+    return found
+
+
 def _checked(raw: dict[str, Any], path: str) -> dict[str, Any]:
-    text = ("engine", "engine_version", "model", "gpu", "origin")
-    for name in (*text, "tp", "pp"):
+    required = ("engine", "engine_version", "model", "gpu", "origin", "tp", "pp")
+    text = (*required[:5], "weights", "kv")
+    for name in required:
         if name not in raw:
             raise UsageError(f"{path}: {name!r} is missing")
     for name, value in raw.items():
         if name in text:
             good = isinstance(value, str) and len(value) <= 500
         elif name == "utilization":
-            good = isinstance(value, int | float) and 0 < value <= 1
-        elif name in (*_MACHINE, *_MODEL, "tp", "pp", "context"):
-            good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**50
+            good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+        elif name in (*_MACHINE, *_MODEL, "tp", "pp", "context", "max_num_batched_tokens", "max_num_seqs"):
+            least = 1 if name in ("weight_bytes", "device_bytes") else 0
+            good = isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**45
         else:
             raise UsageError(f"{path}: unknown entry {name[:40]!r}")
         if not good:

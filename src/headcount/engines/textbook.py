@@ -83,6 +83,10 @@ class Textbook(Engine):
     def replica(self, case: Case) -> Replica:
         """The module's two equations, on the stage that holds the fewest conversations."""
         read_arguments(case.settings.arguments, (), engine=self.name)
+        if case.settings.max_num_seqs is not None or case.settings.max_num_batched_tokens is not None:
+            raise UsageError(
+                "the textbook engine has no batches: leave --max-seqs and --max-batched-tokens out"
+            )
         kv = kv_format(self.kv_format_name(case.model, case.settings))
         stages = [
             self._stage(case, kv, start, end)

@@ -138,6 +138,8 @@ def calibration_words(deployment: Deployment, layout: Layout, context: int) -> t
     found = deployment.settings.calibration
     if found is None:
         return ()
+    from headcount.engines.calibration import measured_terms
+
     case = Case(
         model=deployment.model,
         accelerator=deployment.accelerator,
@@ -146,12 +148,13 @@ def calibration_words(deployment: Deployment, layout: Layout, context: int) -> t
         settings=deployment.settings,
     )
     engine, version = deployment.engine.name, deployment.engine.version
-    used = found.used(case, engine, version)
+    used = measured_terms(case, deployment.engine.calibrated, engine, version)
     name, differs = found.path or "the calibration", found.differs(case, engine, version)
     if not used:
         return (f"{name} does not apply: {differs}",)
     rest = f"; its other terms do not apply: {differs}" if differs else ""
-    return (f"measured, from {name} ({found.origin[:80]}): {', '.join(used)}{rest}",)
+    words = ", ".join(term.removesuffix("_bytes").replace("_", " ") for term in used)
+    return (f"measured, from {name} ({found.origin[:80]}): {words}{rest}",)
 
 
 def require_parameters(model: ModelSpec) -> None:

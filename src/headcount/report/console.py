@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
+
+from headcount.errors import printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WIDTH = 80
+# The only control sequences a page holds are its own styles; what a log or a server says may not reach the terminal.
+_OWN = re.compile("(\x1b\\[(?:[0-2]|3[1-6])m)")
 _STYLES = {"bold": "1", "dim": "2", "blue": "34", "green": "32", "yellow": "33", "red": "31", "cyan": "36"}
 
 
@@ -79,7 +84,13 @@ class Page:
 
     def text(self) -> str:
         """The page with a final newline."""
-        return "\n".join(self._lines).rstrip("\n") + "\n"
+        return "\n".join(self._clean(line) for line in self._lines).rstrip("\n") + "\n"
+
+    def _clean(self, line: str) -> str:
+        if line.isprintable():
+            return line
+        parts = _OWN.split(line) if self.colour else [line]
+        return "".join(part if self.colour and _OWN.fullmatch(part) else printable(part) for part in parts)
 
 
 def bar(parts: list[tuple[str, float]], width: int) -> str:

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
 
 _LABEL = 13
 # What --emit calls the line of an engine's own server.
-LAUNCHED_AS = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llama-server"}
+LAUNCHED_AS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llama.cpp": "llama-server",
+    "ollama": "ollama",
+    "tensorrt-llm": "tensorrt-llm",
+}
 # Counts below the answer that are told apart; a booking of 100 GPUs does not list 99 failures.
 _SMALLER_SHOWN = 3
 
@@ -37,7 +43,7 @@ def write_plan(page: Page, plan: Plan) -> None:
             page.line(f"  {change:<22}{answer:<14}{note}".rstrip())
     page.blank()
     launch = LAUNCHED_AS.get(plan.deployment.engine.name)
-    launched = f"     Launch it: --emit {launch}" if launch else ""
+    launched = f"     Launch it: --emit {launch}" if launch and plan.conversations else ""
     page.line(f"Arithmetic: --explain{launched}     Data: --json", "dim")
 
 

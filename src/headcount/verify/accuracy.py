@@ -119,10 +119,16 @@ def read_config(folder: str, name: str) -> dict[str, Any]:
         raise ModelFileError(f"config {name!r:.80} is not a plain file name")
     path = os.path.join(folder, name)
     try:
-        if os.path.getsize(path) > _MOST_CONFIG:
-            raise ModelFileError(f"{path}: larger than any config")
+        if not os.path.isfile(path) or os.path.dirname(os.path.realpath(path)) != os.path.realpath(folder):
+            found = os.path.lexists(path)
+            raise ModelFileError(
+                f"{path}: {'not a regular file of that folder' if found else 'No such file'}"
+            )
         with open(path, encoding="utf-8") as file:
-            config = json.load(file)
+            text = file.read(_MOST_CONFIG + 1)
+        if len(text) > _MOST_CONFIG:
+            raise ModelFileError(f"{path}: larger than any config")
+        config = json.loads(text)
     except OSError as error:
         raise ModelFileError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError):

@@ -191,7 +191,9 @@ def _vllm_version(observation: Observation, assumed: list[str]) -> str:
     version = release_on(observation.date or "9999")
     if observation.date is None and observation.release_hint is not None:
         version = observation.release_hint
-        assumed.append(f"vLLM {version}: the newest release that words its log so (--engine-version says another)")
+        assumed.append(
+            f"vLLM {version}: the newest release that words its log so (--engine-version says another)"
+        )
         return version
     tokens, requests = observation.kv_cache_tokens, observation.max_concurrency
     length = observation.max_concurrency_tokens or observation.max_model_len

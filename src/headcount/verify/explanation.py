@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import combinations
 
 from headcount.engines import engine
+from headcount.engines.vllm.options import mtp_layers
 from headcount.errors import HeadcountError
 from headcount.record import Record
 from headcount.spec.attention import CompressedLatent, LatentAttention, SlidingWindow, StateSpace
@@ -120,8 +121,9 @@ def _changes(observation: Observation, asked: Asked) -> list[Change]:
         changes += [Change(words=f"TP {tp}", group="tp", tp=tp) for tp in (2, 4, 8)]
     if asked.engine.name == "vllm":
         for count in (1, 2, 3, 4, 5, 8):
-            drafter = (("speculative-method", "mtp"), ("num-speculative-tokens", str(count)))
-            changes.append(Change(words=f"MTP with {count} tokens", group="drafter", arguments=drafter))
+            method = "mtp" if mtp_layers(asked.case.model) else "eagle"
+            drafter = (("speculative-method", method), ("num-speculative-tokens", str(count)))
+            changes.append(Change(words=f"{method} with {count} tokens", group="drafter", arguments=drafter))
         if StateSpace in mixers:
             changes += [
                 Change(

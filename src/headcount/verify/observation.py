@@ -19,6 +19,8 @@ class Observation(Record):
 
     engine                   vllm, sglang, llama.cpp, ollama, tensorrt-llm, transformers, or another's own name
     date                     of the log, ``2026-04-18``: stands for the release when the version was not said
+    release_hint             the newest release whose wording the log uses, when it prints no release of its own; stands
+                             below a stated release and a date
     gpu_memory_utilization   the engine's own fraction: vLLM's utilization, SGLang's mem_fraction_static, TensorRT-LLM's
                              fraction of free memory
     weights_gib .. kv_cache_memory_gib   per GPU [GiB]; llama.cpp and Ollama print sums over devices (a compute buffer is
@@ -37,6 +39,7 @@ class Observation(Record):
     date: str | None = None
     engine: str
     engine_version: str | None = None
+    release_hint: str | None = None
     model: str | None = None
     gpu: str | None = None
     gpu_count: int | None = None
@@ -70,13 +73,45 @@ class Observation(Record):
     circular: bool = False
     arguments: tuple[tuple[str, str], ...] = ()
 
+    def _check(self) -> None:
+        """Raise UsageError for what no engine can have: a log is not to be believed in everything."""
+        for name in WHOLE_FIELDS:
+            value = getattr(self, name)
+            least, most = _LIMITS.get(name, (0, 2**50))
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"{name} is {value}, which is not possible ({least:,} to {most:,})")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise UsageError(
+                f"gpu_memory_utilization is {share:g}, which is not possible (above 0, at most 1)"
+            )
+        for name in ("gpu_total_memory_gib", "weights_gib", "kv_cache_memory_gib", "peak_activation_gib"):
+            value = getattr(self, name)
+            # A cache is negative where the weights did not fit; vLLM prints it so.
+            least_gib = -1e5 if name == "kv_cache_memory_gib" else 0
+            if value is not None and not least_gib <= value <= 1e6:
+                raise UsageError(f"{name} is {value:g}, which is not possible")
 
+
+# Least and most of whole fields that become sizes of something.
+_LIMITS = {
+    "tensor_parallel": (1, 4096),
+    "pipeline_parallel": (1, 4096),
+    "data_parallel": (1, 2**20),
+    "gpu_count": (0, 2**20),
+    "block_size": (1, 2**31),
+    "max_model_len": (1, 2**40),
+    "max_num_batched_tokens": (1, 2**31),
+    "max_num_seqs": (1, 2**31),
+    "max_concurrency_tokens": (1, 2**40),
+}
 _TEXT = (
     "id",
     "source_url",
     "date",
     "engine",
     "engine_version",
+    "release_hint",
     "model",
     "gpu",
     "weight_dtype_or_quant",
@@ -116,7 +151,10 @@ def read_observation(row: dict[str, Any], *, where: str) -> Observation:
             values[name] = _value(name, row[name], where)
     if not values.get("engine"):
         raise UsageError(f"{where}: no 'engine'")
-    return Observation(**values)
+    try:
+        return Observation(**values)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _value(name: str, value: object, where: str) -> Any:
@@ -130,7 +168,8 @@ def _value(name: str, value: object, where: str) -> Any:
         if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
             return tuple((str(key), str(text)) for key, text in value)
     elif name == "circular":
-        return bool(value)
+        if isinstance(value, bool):
+            return value
     elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e18:
         if name not in WHOLE_FIELDS:
             return float(value)

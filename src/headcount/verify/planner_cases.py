@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from headcount.engines.vllm.groups import CacheLayer
 from headcount.engines.vllm.pages import attention_layer, latent_layer, plan_pages, state_layer
-from headcount.errors import HeadcountError, UsageError
+from headcount.errors import HeadcountError, LayoutError, UnsupportedModelError, UsageError
 from headcount.record import Record
 
 TYPE_CHECKING = False
@@ -75,20 +75,21 @@ def judge_case(case: dict[str, Any], where: str) -> PlannerOutcome:
 
     Raises UsageError for a case that lacks an entry or names a layer kind or dtype that is not known.
     """
+    expected = _check_case(case, where)
     try:
         layers = [(cache_layer(run["layer"]), run["count"]) for run in case["layers"]]
-        expected = dict(case["expect"])
         plan = plan_pages(
             layers,
             hybrid_manager=case["hybrid_manager"],
             mamba_cache_mode=case["mamba_cache_mode"],
             engine_version=case["engine_version"],
         )
-        predicted = _figures(plan, case)
-        reason = ""
-    except HeadcountError as error:
+        predicted, reason = _figures(plan, case), ""
+    except (LayoutError, UnsupportedModelError) as error:
         predicted, reason = {"refused": True}, str(error)
-    except (KeyError, TypeError, AttributeError) as error:
+    except HeadcountError as error:
+        raise UsageError(f"{where}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f"{where}: not a planner case: {type(error).__name__} {error}") from None
     reported = {name: expected[name] for name in (*FIGURES, "refused") if name in expected}
     if expected.get("refused"):
@@ -98,6 +99,43 @@ def judge_case(case: dict[str, Any], where: str) -> PlannerOutcome:
         exact = all(_same(predicted.get(name), reported.get(name)) for name in FIGURES if name in reported)
     name = str(case.get("id") or case.get("case") or where)
     return PlannerOutcome(id=name, predicted=predicted, reported=reported, exact=exact, reason=reason)
+
+
+def _check_case(case: dict[str, Any], where: str) -> dict[str, Any]:
+    """What the planner is said to have answered; UsageError unless every count is one."""
+    expected, layers = case.get("expect"), case.get("layers")
+    if not isinstance(expected, dict) or not (expected.get("refused") or set(FIGURES) & set(expected)):
+        raise UsageError(f"{where}: 'expect' says neither a figure nor that the mix is refused")
+    if not isinstance(layers, list) or not layers:
+        raise UsageError(f"{where}: 'layers' is no list of layers")
+    counts = [case.get(name) for name in ("max_model_len", "max_in_flight_tokens", "available_bytes")]
+    for run in layers:
+        layer = run.get("layer") if isinstance(run, dict) else None
+        if not isinstance(layer, dict):
+            raise UsageError(f"{where}: a run of layers has no 'layer'")
+        counts.append(run.get("count"))
+        counts += [layer[name] for name in _COUNTS if layer.get(name) is not None]
+    if any(
+        not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 2**60 for count in counts
+    ):
+        raise UsageError(f"{where}: every count must be a whole number of at least 1")
+    if sum(run["count"] for run in layers) > _MOST_LAYERS:
+        raise UsageError(f"{where}: more than {_MOST_LAYERS:,} layers")
+    return expected
+
+
+_MOST_LAYERS = 100_000
+_COUNTS = (
+    "block_size",
+    "kv_heads_per_rank",
+    "head_size",
+    "head_size_v",
+    "latent_width",
+    "state_bytes",
+    "page_padded_bytes",
+    "window",
+    "chunk",
+)
 
 
 def _figures(plan: PagePlan, case: dict[str, Any]) -> dict[str, Any]:

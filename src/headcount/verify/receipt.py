@@ -166,6 +166,10 @@ def calibrate(observation: Observation, asked: Asked, origin: str) -> Calibratio
         origin=origin or observation.source_url or observation.id or "a log",
         utilization=observation.gpu_memory_utilization,
         context=observation.max_model_len,
+        weights=asked.case.settings.weights,
+        kv=asked.case.settings.kv,
+        max_num_batched_tokens=observation.max_num_batched_tokens,
+        max_num_seqs=observation.max_num_seqs,
         **measured,
     )
 

@@ -71,7 +71,9 @@ class Build(Record):
     @property
     def source(self) -> str:
         """``llama.cpp b7000 (2025-11-09)``, ``llama.cpp of 2025-07-20``."""
-        return f"llama.cpp of {self.date}" if self.name == self.date else f"llama.cpp {self.name} ({self.date})"
+        return (
+            f"llama.cpp of {self.date}" if self.name == self.date else f"llama.cpp {self.name} ({self.date})"
+        )
 
 
 def build(version: str | None = None) -> Build:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headcount.engines.llamacpp import device
-from headcount.engines.llamacpp.caches import STATE, cache_bytes
+from headcount.engines.llamacpp.caches import SLIDING, STATE, cache_bytes, layer_rows, stream_cells
 from headcount.engines.llamacpp.stages import split_items
 from headcount.engines.llamacpp.weights import placed_weights
 from headcount.ledger import Ledger, Term
@@ -22,7 +22,7 @@ def stage_ledger(stage: Stage, budget: GpuBudget, slots: int) -> Ledger:
     caches = cache_bytes(
         stage.case.model, stage.slot_context(planned), planned, options=stage.options, rules=stage.rules
     )
-    cells = tuple(term for cache in caches for term in _cache_terms(stage, cache))
+    cells = tuple(term for cache in caches for term in _cache_terms(stage, cache, planned))
     return Ledger(
         name=f"one GPU, layers {stage.start} to {stage.end - 1}",
         terms=(
@@ -152,7 +152,26 @@ def _reserve_terms(stage: Stage, budget: GpuBudget, slots: int) -> tuple[Term, .
     )
 
 
-def _cache_terms(stage: Stage, cache: Cache) -> tuple[Term, ...]:
+def _cell_words(stage: Stage, cache: Cache, slots: int) -> tuple[str, str]:
+    """How the cells of a stream come about, in symbols and in numbers."""
+    options, rules = stage.options, stage.rules
+    multiple = rules.cell_multiple if options.flash else rules.cell_multiple_plain
+    n_ctx = stage.slot_context(slots)
+    if cache.name != SLIDING or options.swa_full:
+        if cache.streams == 1:
+            return "rup(n_ctx, multiple)", f"rup({n_ctx:,}, {multiple})"
+        return "rup(n_ctx / slots, multiple)", f"rup({n_ctx:,} / {slots:,}, {multiple})"
+    cells, _ = stream_cells(n_ctx, slots, options, rules)
+    window = max(row.window for row in layer_rows(stage.case.model, rules))
+    small = multiple if rules.sliding_multiple is None else rules.sliding_multiple
+    sequences = slots if cache.streams == 1 else 1
+    return (
+        "rup(min(n, window x slots of the stream + ubatch), multiple)",
+        f"rup(min({cells:,}, {window:,} x {sequences:,} + {options.ubatch:,}), {small})",
+    )
+
+
+def _cache_terms(stage: Stage, cache: Cache, slots: int) -> tuple[Term, ...]:
     options = stage.options
     if cache.name == STATE:
         return (
@@ -166,14 +185,16 @@ def _cache_terms(stage: Stage, cache: Cache) -> tuple[Term, ...]:
                 source="llama.cpp llama-memory-recurrent.cpp: f32",
             ),
         )
+    formula, numbers = _cell_words(stage, cache, slots)
+    n = "n_s" if cache.name == SLIDING else "n"
     return (
         Term(
             name=f"{cache.name}: cells of a stream",
-            symbol="n",
+            symbol=n,
             value=cache.cells,
             unit="cells",
-            formula="rup(n_ctx / slots, multiple)" if cache.streams > 1 else "rup(n_ctx, multiple)",
-            numbers=f"-c {stage.slot_context(max(1, cache.streams)):,}, {cache.streams} streams",
+            formula=formula,
+            numbers=f"{numbers}; {cache.streams} stream{'s' if cache.streams > 1 else ''}",
             source=stage.rules.source,
         ),
         Term(
@@ -181,7 +202,7 @@ def _cache_terms(stage: Stage, cache: Cache) -> tuple[Term, ...]:
             symbol="K+V",
             value=cache.total_bytes,
             unit="B",
-            formula="n x streams x (row K + row V), summed over layers",
+            formula=f"{n} x streams x (row K + row V), summed over layers",
             numbers=f"{cache.key_bytes:,} ({options.key.name}) + {cache.value_bytes:,} ({options.value.name})",
         ),
     )

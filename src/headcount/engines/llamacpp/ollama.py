@@ -99,7 +99,9 @@ class Ollama(LlamaCpp):
                 f"{free / GIB:,.1f} GiB it sees: it may leave layers to the CPU although all would fit"
             )
         make = found.make_ledger
-        return found.replace(warnings=tuple(warnings), make_ledger=lambda: _with_estimate(make(), case, n_ctx))
+        return found.replace(
+            warnings=tuple(warnings), make_ledger=lambda: _with_estimate(make(), case, n_ctx)
+        )
 
     def launch(self, case: Case, *, model: str, concurrency: int) -> Launch:
         """``ollama serve`` with its environment; ``num_ctx`` is OLLAMA_CONTEXT_LENGTH, the model is pulled by name."""

@@ -81,5 +81,7 @@ def release_warnings(version: str) -> tuple[str, ...]:
             "and llama.cpp's rules of that time are used",
         )
     if wanted > release(NEWEST_RELEASE):
-        return (f"Ollama {version}: the rules of {NEWEST_RELEASE} are used, the newest release that was read",)
+        return (
+            f"Ollama {version}: the rules of {NEWEST_RELEASE} are used, the newest release that was read",
+        )
     return ()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from headcount.engines.calibration import measured_terms
 from headcount.engines.llamacpp import device
 from headcount.engines.llamacpp.caches import cache_bytes
 from headcount.engines.llamacpp.compute import compute_buffer
@@ -93,9 +94,9 @@ def case_stages(case: Case, options: Options, rules: Build, *, engine: str, vers
     Its compute buffer is not: that changes with slots and context.
     """
     placed = placed_weights(case.model, case.settings.weights)
-    found = {} if case.settings.calibration is None else _measured(case, engine, version)
-    if case.settings.memory_bytes:
-        found.pop("device_bytes", None)
+    names = ["non_torch_bytes", "weight_bytes", *([] if case.settings.memory_bytes else ["device_bytes"])]
+    terms = measured_terms(case, names, engine, version)
+    found = {name: value for name, (value, _) in terms.items()}
     total = case.settings.memory_bytes or found.get("device_bytes")
     spread = 0 if total else device.device_spread(case.accelerator, case.settings)
     total = total or device.device_bytes(case.accelerator, case.settings)
@@ -113,24 +114,10 @@ def case_stages(case: Case, options: Options, rules: Build, *, engine: str, vers
             weights=placed.held(start, end) if loaded is None else loaded,
             contexts=device.CONTEXTS if context is None else (context, context, context),
             spread=spread,
-            measured=tuple((name, _origin(case)) for name in found),
+            measured=tuple((name, where) for name, (_, where) in terms.items()),
         )
         for start, end in split_items(len(case.model.layers), case.layout.pp, options.gpu_layers)
     ]
-
-
-def _measured(case: Case, engine: str, version: str) -> dict[str, int]:
-    """The terms of the calibration that hold for ``case`` and that llama.cpp has."""
-    calibration = case.settings.calibration
-    assert calibration is not None
-    names = ("device_bytes", "non_torch_bytes", "weight_bytes")
-    values = {name: calibration.measured(name, case, engine, version) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _origin(case: Case) -> str:
-    calibration = case.settings.calibration
-    return "" if calibration is None else calibration.path or calibration.origin
 
 
 def split_items(layers: int, gpus: int, gpu_layers: int | None) -> list[tuple[int, int]]:

@@ -163,6 +163,11 @@ class Sglang(Engine):
                 f"a latent cache has no heads to divide: each of the {setup.attention_tp} ranks holds all of it; "
                 f"--engine-arg attn-dp-size={case.layout.tp} gives every GPU a cache of its own"
             )
+        if pools.ignored_window(case.model, case.context):
+            layers = len(case.model.layers)
+            warnings.append(
+                f"SGLang has no sliding pool for {case.model.family}: it keeps every token in all {layers} layers"
+            )
         if memory.tower_is_left_out(case.model) and setup.tower:
             warnings.append("the vision or audio tower is not counted in the weights")
         if case.settings.memory_bytes is None and card.reported_mib is None:

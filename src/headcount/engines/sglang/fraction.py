@@ -107,12 +107,15 @@ def reserved_mib(mib: int, asked: Request) -> float:
 def default_fraction(mib: int, asked: Request, model: ModelSpec | None = None) -> float:
     """``mem_fraction_static`` when it is not given; with ``model``, reduced for its vision tower."""
     fraction = round((mib - reserved_mib(mib, asked)) / mib, 3)
-    if model is None or not is_multimodal(model):
-        return fraction
+    return fraction if model is None else fraction * multimodal_factor(model)
+
+
+def multimodal_factor(model: ModelSpec) -> float:
+    """What the default is multiplied by for the model's vision tower; 1 without one."""
+    if not is_multimodal(model):
+        return 1.0
     tower = vision_tower(model)
-    if tower is None and model.towers:
-        return fraction
-    return fraction * vision_factor(tower)
+    return 1.0 if tower is None and model.towers else vision_factor(tower)
 
 
 def vision_tower(model: ModelSpec) -> TowerSpec | None:

@@ -8,10 +8,15 @@ from headcount.engines.sglang.options import Setup
 from headcount.engines.sglang.pools import Pools, StagePool
 from headcount.ledger import Ledger, Term
 from headcount.record import Record
+from headcount.units import round_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.engines.base import Case
+
+
+# What a calibration calls a term -> its symbol here.
+_MEASURED = {"device_bytes": "M", "non_torch_bytes": "X", "weight_bytes": "W"}
 
 
 class Binding(Record):
@@ -37,7 +42,7 @@ def replica_ledger(case: Case, setup: Setup, found: Binding) -> Ledger:
             value=found.count,
             unit="conversations",
             formula="least of the pools and max_running_requests",
-            numbers=found.limit,
+            numbers=_count_numbers(setup, found),
             source=pools.SOURCE,
         ),
     )
@@ -46,14 +51,15 @@ def replica_ledger(case: Case, setup: Setup, found: Binding) -> Ledger:
 
 def _memory_terms(case: Case, setup: Setup, found: Binding) -> tuple[Term, ...]:
     stage = found.memory
-    asked = case.settings.utilization is not None or case.settings.reserve is not None
-    return (
+    formula, numbers = setup.fraction_words
+    buffers = f" - {stage.tower_buffers:,}" if stage.tower_buffers else ""
+    terms = (
         Term(
             name="card memory, as the driver reports it",
             symbol="M",
             value=stage.total,
             unit="B",
-            formula="--memory" if case.settings.memory_bytes else "",
+            formula="--memory" if case.settings.memory_bytes else "the driver's total",
             source=f"{case.accelerator.name}: {case.accelerator.driver_bytes_source}",
         ),
         Term(
@@ -61,6 +67,7 @@ def _memory_terms(case: Case, setup: Setup, found: Binding) -> tuple[Term, ...]:
             symbol="X",
             value=stage.taken.expected,
             unit="B",
+            formula="as other starts show",
             numbers=f"within {stage.taken.low:,} to {stage.taken.high:,}",
             source=memory.SOURCE,
         ),
@@ -69,7 +76,8 @@ def _memory_terms(case: Case, setup: Setup, found: Binding) -> tuple[Term, ...]:
             symbol="q",
             value=setup.fraction,
             unit="",
-            formula="as asked" if asked else "(MiB - reserved MiB) / MiB, rounded to 0.001",
+            formula=formula,
+            numbers=numbers,
             source=fraction.SOURCE,
         ),
         Term(
@@ -87,25 +95,52 @@ def _memory_terms(case: Case, setup: Setup, found: Binding) -> tuple[Term, ...]:
             value=stage.best,
             unit="B",
             formula="(M - X) q - W" + (" - 0.1 GiB for images or sound" if stage.tower_buffers else ""),
-            numbers=f"({stage.total:,} - {stage.taken.expected:,}) x {setup.fraction:.4g} - "
-            f"{stage.weights + stage.absorbed:,}; within {stage.least:,} to {stage.most:,}",
+            numbers=f"({stage.total:,} - {stage.taken.expected:,}) x {setup.fraction:.6g} - "
+            f"{stage.weights + stage.absorbed:,}{buffers}; within {stage.least:,} to {stage.most:,}",
             source="sglang 0.5.23, srt/mem_cache/kv_cache_configurator.py",
         ),
+    )
+    measured = {_MEASURED[name]: where for name, where in stage.measured}
+    return tuple(
+        term.replace(formula="measured", numbers="", source=measured[term.symbol])
+        if term.symbol in measured
+        else term
+        for term in terms
     )
 
 
 def _state_terms(setup: Setup, found: Binding) -> tuple[Term, ...]:
-    if not found.pool.state:
+    each, room = found.pool.state, found.memory.best
+    if not each:
         return ()
+    ratio = setup.state_ratio
+    spare = each if setup.rules.padding_slot else 0
+    if setup.states is not None:
+        formula, numbers = "max-mamba-cache-size", ""
+    elif not setup.radix and setup.max_requests is not None:
+        formula, numbers = "max_running_requests, without reuse of prompts", ""
+    else:
+        formula = "floor((C m / (1 + m) - e) / e)" if spare else "floor(C m / (1 + m) / e)"
+        numbers = f"floor(({room:,} x {ratio:g} / {1 + ratio:g} - {spare:,}) / {each:,})"
+        if setup.stages > 1:
+            numbers += ", with C of the fullest stage and e of the stage with most states"
     return (
-        Term(name="one state slot", symbol="e", value=found.pool.state, unit="B", source=pools.SOURCE),
         Term(
-            name="state slots",
+            name="one state slot",
+            symbol="e",
+            value=each,
+            unit="B",
+            formula="sum over layers of convolution and state",
+            numbers=f"layers {found.memory.cut[0]} to {found.memory.cut[1] - 1}, T = {setup.attention_tp}",
+            source=pools.SOURCE,
+        ),
+        Term(
+            name=f"state slots, {setup.states_per_request} for each request",
             symbol="S",
             value=found.pools.slots,
             unit="slots",
-            formula="floor((C q / (1 + q) - e) / e)" if setup.states is None else "max-mamba-cache-size",
-            numbers=f"q = {setup.state_ratio:g}, {setup.states_per_request} slots a request",
+            formula=formula,
+            numbers=numbers,
             source="sglang 0.5.23, srt/mem_cache/kv_cache_configurator.py",
         ),
     )
@@ -113,6 +148,7 @@ def _state_terms(setup: Setup, found: Binding) -> tuple[Term, ...]:
 
 def _token_terms(setup: Setup, found: Binding) -> tuple[Term, ...]:
     pool = found.pool
+    formula, numbers = _token_words(setup, found)
     terms = [
         Term(
             name="one token in the full pool",
@@ -120,7 +156,8 @@ def _token_terms(setup: Setup, found: Binding) -> tuple[Term, ...]:
             value=pool.full,
             unit="B",
             formula="sum over layers of h (d_k + d_v) p",
-            numbers=f"{setup.kv.name}, T = {setup.attention_tp}",
+            numbers=f"layers {found.memory.cut[0]} to {found.memory.cut[1] - 1}, {setup.kv.name}, "
+            f"T = {setup.attention_tp}",
             source=pools.SOURCE,
         ),
         Term(
@@ -128,18 +165,20 @@ def _token_terms(setup: Setup, found: Binding) -> tuple[Term, ...]:
             symbol="N",
             value=found.pools.tokens,
             unit="tokens",
-            formula="floor(C / (f + ratio s)), whole pages" if pool.sliding else "floor(C / f), whole pages",
-            numbers=f"pages of {setup.page}",
+            formula=formula,
+            numbers=numbers,
             source=pools.SOURCE,
         ),
     ]
     if pool.sliding:
+        of_sliding = _sliding_words(setup, found)
         terms[1:1] = [
             Term(
                 name="one token in the sliding pool",
                 symbol="s",
                 value=pool.sliding,
                 unit="B",
+                formula="the same over layers with windows",
                 source=pools.SOURCE,
             )
         ]
@@ -149,9 +188,68 @@ def _token_terms(setup: Setup, found: Binding) -> tuple[Term, ...]:
                 symbol="N_s",
                 value=found.pools.sliding_tokens,
                 unit="tokens",
-                formula="floor(ratio N), whole pages",
-                numbers=f"ratio {setup.window_ratio:g}, window {pool.window:,}",
+                formula=of_sliding[0],
+                numbers=f"{of_sliding[1]}; pages of {setup.page}, window {pool.window:,}".removeprefix("; "),
                 source=pools.SOURCE,
             )
         )
     return tuple(terms)
+
+
+def _token_words(setup: Setup, found: Binding) -> tuple[str, str]:
+    """How the tokens of the full pool come about, in symbols and in numbers."""
+    pool = found.pool
+    room, room_numbers = "C", f"{found.memory.best:,}"
+    if pool.state:
+        spare = " + 1" if setup.rules.padding_slot else ""
+        room = f"(C - (S{spare}) e)"
+        room_numbers = f"({room_numbers} - ({found.pools.slots:,}{spare}) x {pool.state:,})"
+    token, token_numbers = "f", f"{pool.full:,}"
+    if pool.sliding and pool.full and _is_capped(setup):
+        room, room_numbers = (
+            f"({room} - N_s s)",
+            f"({room_numbers} - {found.pools.sliding_tokens:,} x {pool.sliding:,})",
+        )
+    elif pool.sliding and pool.full:
+        token, token_numbers = (
+            "(f + ratio s)",
+            f"({pool.full:,} + {setup.window_ratio:g} x {pool.sliding:,})",
+        )
+    elif pool.sliding:
+        token, token_numbers = "s", f"{pool.sliding:,}"
+    formula = f"floor({room} / {token}), whole pages"
+    numbers = f"floor({room_numbers} / {token_numbers}), pages of {setup.page}"
+    if setup.max_tokens is not None:
+        numbers += f", at most {setup.max_tokens:,}"
+    return formula, numbers
+
+
+def _is_capped(setup: Setup) -> bool:
+    """Whether the sliding pool is sized by the stated number of requests, not by a ratio."""
+    return not setup.radix and setup.max_requests is not None
+
+
+def _sliding_words(setup: Setup, found: Binding) -> tuple[str, str]:
+    """How the tokens of the sliding pool come about."""
+    if not found.pool.full:
+        return "N", ""
+    if not _is_capped(setup):
+        return "floor(ratio N), whole pages", f"floor({setup.window_ratio:g} x {found.pools.tokens:,})"
+    live = pools.live_window(found.pool.window, setup)
+    return (
+        "requests x live window + prefills in flight, whole pages",
+        f"{setup.max_requests:,} x {live:,} + {pools.in_flight(setup):,}",
+    )
+
+
+def _count_numbers(setup: Setup, found: Binding) -> str:
+    """Every limit of one attention group, as a number of conversations."""
+    made = found.pools
+    each = round_up(setup.context, setup.page)
+    limits = [f"{made.tokens:,} // {each:,}"]
+    if made.sliding_tokens:
+        limits.append(f"{pools.sliding_conversations(made.sliding_tokens, found.pool.window, each, setup):,}")
+    if found.pool.state:
+        limits.append(f"{made.slots:,} // {setup.states_per_request}")
+    limits.append(f"{pools.most_requests(made, setup):,}")
+    return f"min({', '.join(limits)}); least: {found.limit}"

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from headcount.cost.weights import WeightFormat, nominal_scale, rank_weights, tensor_bytes, weight_format
 from headcount.engines.base import Case, cut_layers
+from headcount.engines.calibration import measured_terms
 from headcount.engines.sglang.fraction import is_multimodal
 from headcount.engines.sglang.options import Setup, loads_tower, total_bytes
 from headcount.record import Record
@@ -54,7 +55,10 @@ class Taken(Record):
 
 
 class StageMemory(Record):
-    """One stage's GPU: bytes left for its pools at best, least and most; ``weights`` without ``absorbed`` copies."""
+    """One stage's GPU: bytes left for its pools at best, least and most; ``weights`` without ``absorbed`` copies.
+
+    measured   terms that a calibration gave, with the calibration's file or origin
+    """
 
     cut: tuple[int, int]
     total: int
@@ -65,6 +69,7 @@ class StageMemory(Record):
     best: int
     least: int
     most: int
+    measured: tuple[tuple[str, str], ...] = ()
 
     @property
     def free_before(self) -> int:
@@ -145,7 +150,8 @@ def stage_memory(case: Case, setup: Setup, version: str) -> list[StageMemory]:
     What a calibration measured on the same machine (or the same model and release) replaces what is predicted.
     """
     total = total_bytes(case.accelerator, case.settings.memory_bytes)
-    total = _measured(case, "device_bytes", version) or total
+    if not case.settings.memory_bytes:
+        total = _measured(case, "device_bytes", version) or total
     taken, weighed = taken_bytes(case, version), _measured(case, "weight_bytes", version)
     buffers = _TOWER_BUFFERS if loads_tower(case.model, setup) else 0
 
@@ -171,6 +177,7 @@ def stage_memory(case: Case, setup: Setup, version: str) -> list[StageMemory]:
                 best=left(taken.expected, loaded),
                 least=left(taken.high, loaded + spread),
                 most=left(taken.low, loaded - spread),
+                measured=_origins(case, version),
             )
         )
     return stages
@@ -178,8 +185,13 @@ def stage_memory(case: Case, setup: Setup, version: str) -> list[StageMemory]:
 
 def _measured(case: Case, name: str, version: str) -> int | None:
     """What a calibration says of ``name`` where it holds for this case; None without one."""
-    calibration = case.settings.calibration
-    return None if calibration is None else calibration.measured(name, case, "sglang", version)
+    return measured_terms(case, (name,), "sglang", version).get(name, (None, ""))[0]
+
+
+def _origins(case: Case, version: str) -> tuple[tuple[str, str], ...]:
+    """The measured terms that are in force, each with where it was measured; what the question says itself is not."""
+    names = ["non_torch_bytes", "weight_bytes", *([] if case.settings.memory_bytes else ["device_bytes"])]
+    return tuple((name, where) for name, (_, where) in measured_terms(case, names, "sglang", version).items())
 
 
 def tower_is_left_out(model: ModelSpec) -> bool:

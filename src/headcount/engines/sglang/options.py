@@ -11,6 +11,8 @@ from headcount.engines.sglang.fraction import (
     default_fraction,
     is_multimodal,
     longest_captured_prefill,
+    multimodal_factor,
+    reserved_mib,
 )
 from headcount.errors import LayoutError, UsageError
 from headcount.record import Record
@@ -78,9 +80,10 @@ class Setup(Record):
 
     context             tokens of the longest request
     kv, page            format and page of the cache; ``scaled_rows``: fp8 rows of sparse latent attention with scales
-    fraction            mem_fraction_static
+    fraction            mem_fraction_static; ``fraction_words``: how it came about, in symbols and in numbers
     chunk               tokens of one prefill step of one attention group
-    attention_tp        ranks that share the heads; ``groups``: attention groups of a replica, each with its own pool
+    attention_tp        ranks that share the heads; ``groups``: attention groups of a replica, each with its own pool;
+                        ``stages``: of the pipeline
     window_ratio, state_ratio   how bytes are shared between the pools
     state_bytes         bytes of a recurrent state's numbers when they were given, else None
     states_per_request  slots a running request may need; ``states``: slots when they were given
@@ -96,9 +99,11 @@ class Setup(Record):
     backend: str
     scaled_rows: bool
     fraction: float
+    fraction_words: tuple[str, str]
     chunk: int
     attention_tp: int
     groups: int
+    stages: int
     window_ratio: float
     state_ratio: float
     state_bytes: int | None
@@ -132,6 +137,7 @@ def resolve(case: Case, rules: SglangRules, kv_name: str) -> Setup:
     )
     overlap = not given["disable-overlap-schedule"] and case.layout.pp == 1
     radix = not given["disable-radix-cache"]
+    share, words = _fraction(case, given, found, chunk=chunk, groups=groups, requests=requests)
     return Setup(
         rules=rules,
         context=case.context,
@@ -139,10 +145,12 @@ def resolve(case: Case, rules: SglangRules, kv_name: str) -> Setup:
         page=page,
         backend=backend,
         scaled_rows=backends.scaled_rows(model, card, kv, rules, asked=_text(given["dsa-decode-backend"])),
-        fraction=_fraction(case, given, found, chunk=chunk, groups=groups, requests=requests),
+        fraction=share,
+        fraction_words=words,
         chunk=max(1, chunk // groups),
         attention_tp=case.layout.tp // groups,
         groups=groups,
+        stages=case.layout.pp,
         window_ratio=_window_ratio(model, rules, given),
         state_ratio=_ratio(given["mamba-full-memory-ratio"], DEFAULT_STATE_RATIO),
         state_bytes=STATE_BYTES[str(given["mamba-ssm-dtype"])] if given["mamba-ssm-dtype"] else None,
@@ -204,9 +212,10 @@ def _window_ratio(model: ModelSpec, rules: SglangRules, given: dict[str, Any]) -
 
 def _fraction(
     case: Case, given: dict[str, Any], found: Capacity, *, chunk: int, groups: int, requests: int | None
-) -> float:
-    """``mem_fraction_static``: as asked, else the default of the table."""
+) -> tuple[float, tuple[str, str]]:
+    """``mem_fraction_static``: as asked, else the default of the table; and how, in symbols and in numbers."""
     settings, layout, card = case.settings, case.layout, case.accelerator
+    formula = numbers = ""
     if settings.utilization is not None:
         fraction = settings.utilization
     elif settings.reserve is not None:
@@ -226,12 +235,23 @@ def _fraction(
             latent=has_latent(case.model),
         )
         mib = total_bytes(card, settings.memory_bytes) // MIB
-        fraction = default_fraction(mib, asked, None if given["language-model-only"] else case.model)
+        fraction = default_fraction(mib, asked)
+        formula = "(MiB - reserved MiB) / MiB, rounded to 0.001"
+        numbers = f"({mib:,} - {reserved_mib(mib, asked):,g}) / {mib:,} -> {fraction:g}"
+        factor = 1.0 if given["language-model-only"] else multimodal_factor(case.model)
+        if factor != 1:
+            fraction *= factor
+            formula, numbers = f"{formula}, then x the multimodal factor", f"{numbers} x {factor:.6g}"
+    formula = formula or "as asked"
     if card.vendor == "amd" and case.context > backends.AMD_LONG_CONTEXT:
+        numbers = f"{numbers or format(fraction, 'g')} x {backends.AMD_LONG_CONTEXT_FACTOR:g}"
+        formula += (
+            f", then x {backends.AMD_LONG_CONTEXT_FACTOR:g} past {backends.AMD_LONG_CONTEXT:,} tokens on AMD"
+        )
         fraction *= backends.AMD_LONG_CONTEXT_FACTOR
     if not 0 < fraction < 1:
         raise UsageError(f"mem-fraction-static must lie between 0 and 1; it is {fraction:.3f}")
-    return fraction
+    return fraction, (formula, numbers)
 
 
 def _states_per_request(

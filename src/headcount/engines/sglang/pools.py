@@ -105,6 +105,14 @@ def _count(model: ModelSpec, start: int, end: int, setup: Setup) -> StagePool:
     return StagePool(full=full, sliding=sliding, state=state, window=window)
 
 
+def ignored_window(model: ModelSpec, context: int) -> int:
+    """The shortest window below ``context`` of a model whose windowed layers keep every token all the same; else 0."""
+    if model.family in WINDOWED:
+        return 0
+    reaches = [_window(mixer) for layer, _ in model.layer_runs() for mixer in layer.mixers]
+    return min((reach for reach in reaches if 0 < reach < context), default=0)
+
+
 def _window(mixer: Mixer) -> int:
     """Tokens a windowed layer looks back; 0 for a full one."""
     if isinstance(mixer, SlidingWindow | SharedCache):
@@ -270,7 +278,7 @@ def held(pools: Pools, stages: list[StagePool], setup: Setup) -> tuple[int, str]
     if pools.sliding_tokens:
         window = max(stage.window for stage in stages)
         limits.append(
-            (_sliding_conversations(pools.sliding_tokens, window, each, setup), "sliding-window pool")
+            (sliding_conversations(pools.sliding_tokens, window, each, setup), "sliding-window pool")
         )
     if any(stage.state for stage in stages):
         limits.append((pools.slots // setup.states_per_request, "state slots"))
@@ -279,7 +287,7 @@ def held(pools: Pools, stages: list[StagePool], setup: Setup) -> tuple[int, str]
     return min(limits, key=lambda limit: limit[0])
 
 
-def _sliding_conversations(tokens: int, window: int, each: int, setup: Setup) -> int:
+def sliding_conversations(tokens: int, window: int, each: int, setup: Setup) -> int:
     """The most that fit: all their tokens, or their windows with the prefills in flight."""
     live = min(each, round_up(live_window(window, setup), setup.page))
     return max(tokens // each, max(0, tokens - in_flight(setup)) // live)

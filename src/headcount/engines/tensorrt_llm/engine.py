@@ -16,8 +16,10 @@ from __future__ import annotations
 from headcount.cost.weights import weight_format
 from headcount.engines.arguments import read_arguments
 from headcount.engines.base import Case, Engine, GpuBudget, Launch, Layout, Pool, Replica, Settings
+from headcount.engines.calibration import measured_terms
 from headcount.engines.device import device_bytes
 from headcount.engines.tensorrt_llm import memory
+from headcount.engines.tensorrt_llm.ledger import Answer, Stage, stage_ledger
 from headcount.engines.tensorrt_llm.pools import PoolPlan, plan_pools
 from headcount.engines.tensorrt_llm.rules import (
     ARGUMENTS,
@@ -29,8 +31,6 @@ from headcount.engines.tensorrt_llm.rules import (
     release_rules,
 )
 from headcount.errors import LayoutError, UnsupportedModelError, UsageError
-from headcount.ledger import Ledger, Term
-from headcount.record import Record
 from headcount.spec.attention import LatentAttention, SlidingWindow
 from headcount.spec.kv_format import kv_format
 from headcount.units import ceil_div
@@ -41,24 +41,11 @@ if TYPE_CHECKING:
     from headcount.spec.model import ModelSpec
 
 
-class Stage(Record):
-    """One pipeline stage's GPU: bytes free after loading, expected, least and most."""
-
-    cut: tuple[int, int]
-    plan: PoolPlan
-    total: int
-    weights: int
-    reserve: memory.Reserve
-
-    def free(self, taken: int) -> int:
-        """What is left of the card beside the weights and ``taken``; negative when they do not fit."""
-        return self.total - self.weights - taken
-
-
 class TensorrtLlm(Engine):
     """One release of TensorRT-LLM; see the module."""
 
     name = "tensorrt-llm"
+    calibrated = (*Engine.calibrated, "activation_bytes")
     arguments = ARGUMENTS
 
     def __init__(self, version: str | None = None) -> None:
@@ -140,7 +127,7 @@ class TensorrtLlm(Engine):
             min(held(stage, stage.reserve.high) for stage in stages),
             min(held(stage, stage.reserve.low) for stage in stages),
         )
-        return self._answer(case, worst, counts, most=most)
+        return self._answer(case, worst, counts, most=most, shards=shards)
 
     def launch(self, case: Case, *, model: str, concurrency: int) -> Launch:
         """``trtllm-serve serve``; what has no flag of its own is written to a file that ``--extra_llm_api_options`` reads."""
@@ -223,8 +210,13 @@ class TensorrtLlm(Engine):
         return fraction
 
     def _measured(self, name: str, case: Case) -> int | None:
-        found = case.settings.calibration
-        return None if found is None else found.measured(name, case, self.name, self.version)
+        return measured_terms(case, (name,), self.name, self.version).get(name, (None, ""))[0]
+
+    def _origins(self, case: Case) -> dict[str, str]:
+        """The measured terms that are in force, each with the calibration's file or origin."""
+        names = [name for name in self.calibrated if name != "device_bytes" or not case.settings.memory_bytes]
+        found = measured_terms(case, names, self.name, self.version)
+        return {name: where for name, (_, where) in found.items()}
 
     def _stages(self, case: Case) -> list[Stage]:
         known = case.settings.memory_bytes or self._measured("device_bytes", case)
@@ -238,7 +230,9 @@ class TensorrtLlm(Engine):
             for (cut, plan), share in zip(self._plans(case), weights, strict=True)
         ]
 
-    def _answer(self, case: Case, stage: Stage, counts: tuple[int, int, int], *, most: int) -> Replica:
+    def _answer(
+        self, case: Case, stage: Stage, counts: tuple[int, int, int], *, most: int, shards: int
+    ) -> Replica:
         best, least, highest = counts
         fraction = self._fraction(case.settings)
         free = stage.free(stage.reserve.total)
@@ -272,7 +266,19 @@ class TensorrtLlm(Engine):
             budget=budget,
             kv_bytes_per_conversation_per_gpu=stage.plan.conversation_bytes(case.context),
             binding=binding,
-            make_ledger=lambda: _ledger(self, case, stage, budget, best, fraction),
+            make_ledger=lambda: stage_ledger(
+                case,
+                stage,
+                budget,
+                Answer(
+                    version=self.version,
+                    count=best,
+                    most=most,
+                    fraction=fraction,
+                    shards=shards,
+                    measured=self._origins(case),
+                ),
+            ),
             warnings=self._warnings(case),
         )
 
@@ -305,47 +311,3 @@ def _windows(case: Case) -> list[int]:
         min([case.context, *(m.window for m in layer.mixers if isinstance(m, SlidingWindow))])
         for layer in case.model.layers
     ]
-
-
-def _ledger(
-    engine: TensorrtLlm, case: Case, stage: Stage, budget: GpuBudget, count: int, fraction: float
-) -> Ledger:
-    """The arithmetic of one GPU, term by term."""
-    where = f"TensorRT-LLM {engine.version}, PyTorch backend, V1 cache manager"
-    plan = stage.plan
-    blocks = plan.blocks(max(0, budget.kv_budget))
-    free = stage.free(stage.reserve.total)
-    held = [pool.blocks_of(case.context, plan.block_tokens) for pool in plan.pools]
-    rows: tuple[tuple[str, str, int, str, str, str, str], ...] = (
-        ("card memory", "M", stage.total, "B", "what CUDA reports", "", case.accelerator.name),
-        ("weights on this GPU", "W", stage.weights, "B", "this rank's tensors", f"T = {case.layout.tp}", ""),
-        ("activations", "A", stage.reserve.activation, "B", "profile run", "", memory.SOURCE),
-        ("outside torch", "X", stage.reserve.outside, "B", "", "", memory.SOURCE),
-        ("free after loading", "F", free, "B", "M - W - A - X", "", ""),
-        ("cache", "C", budget.kv_budget, "B", "F x fraction", f"{free:,} x {fraction:g}", where),
-        (
-            "bytes of one token",
-            "b",
-            plan.bytes_per_token,
-            "B",
-            "2 sum over layers ceil(K / T) H p",
-            f"{engine.kv_format_name(case.model, case.settings)}, layers {stage.cut[0]} to {stage.cut[1] - 1}",
-            where,
-        ),
-        ("blocks", "P", min(blocks), "blocks", f"C / b in blocks of {plan.block_tokens}", str(blocks), where),
-        ("blocks of one conversation", "R", max(held), "blocks", "ceil(n / block)", str(held), where),
-        (
-            "conversations per replica",
-            "N_conv",
-            count,
-            "conversations",
-            "min(floor(P / R), batch)",
-            "",
-            where,
-        ),
-    )
-    terms = tuple(
-        Term(name=n, symbol=s, value=v, unit=u, formula=f, numbers=x, source=w)
-        for n, s, v, u, f, x, w in rows
-    )
-    return Ledger(name=f"one GPU, layers {stage.cut[0]} to {stage.cut[1] - 1}", terms=terms)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from headcount.cost.cache import mixer_runs
 from headcount.cost.weights import nominal_scale, rank_weights, tensor_bytes, weight_format
 from headcount.engines.base import even_stages
+from headcount.engines.calibration import measured_terms
 from headcount.engines.device import CUDA_KEEPS_SPREAD
 from headcount.engines.tensorrt_llm.rules import DEFAULT_BATCHED_TOKENS
 from headcount.record import Record
@@ -43,12 +44,13 @@ ACTIVATION_SPREAD = 0.3
 
 
 class Reserve(Record):
-    """Bytes that are neither weights nor cache, and how far they may be off."""
+    """Bytes that are neither weights nor cache, and how far they may be off; ``tokens`` of the profile run's batch."""
 
     activation: int
     outside: int
     low: int
     high: int
+    tokens: int
 
     @property
     def total(self) -> int:
@@ -65,20 +67,18 @@ def reserve(case: Case, *, engine: str, version: str, card_known: bool) -> Reser
     outside = OUTSIDE_TORCH + (COMMUNICATION if several else 0)
     least = OUTSIDE_TORCH_LOW
     most = OUTSIDE_TORCH_HIGH + (COMMUNICATION_HIGH if several else 0)
-    found = case.settings.calibration
-    if found is not None:
-        measured = found.measured("activation_bytes", case, engine, version)
-        if measured is not None:
-            activation, spread = measured, 0
-        measured = found.measured("non_torch_bytes", case, engine, version)
-        if measured is not None:
-            outside = least = most = measured
+    measured = measured_terms(case, ("activation_bytes", "non_torch_bytes"), engine, version)
+    if "activation_bytes" in measured:
+        activation, spread = measured["activation_bytes"][0], 0
+    if "non_torch_bytes" in measured:
+        outside = least = most = measured["non_torch_bytes"][0]
     keeps = 0 if card_known else CUDA_KEEPS_SPREAD
     return Reserve(
         activation=activation,
         outside=outside,
         low=max(0, activation - spread) + least - keeps,
         high=activation + spread + most + keeps,
+        tokens=tokens,
     )
 
 

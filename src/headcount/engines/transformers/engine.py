@@ -1,7 +1,9 @@
 """Hugging Face transformers as it is used without a server: ``generate`` on one batch, or continuous batching.
 
-    batch       B = floor((device total - weights - fixed) / e)
-                e = max(cache at n tokens + growth of one layer, cache after the prompt + activations of the prompt) + logits
+    batch       B = floor((device total - weights - fixed) / e),   e = k + t
+                k = cache at n tokens,   t = what a conversation takes beside it at its peak:
+                e = max(k' + growth of one layer, cache after the prompt + activations of the prompt) + logits
+                k' = k and the allocator's gaps
     paged       see ``paged.py``: the release's own sizing, exact once the free memory is known
 
 The whole context may come as the prompt, which all conversations of a batch read in one pass: that is what is charged.
@@ -12,9 +14,11 @@ from __future__ import annotations
 
 from headcount.engines.arguments import Argument, read_arguments
 from headcount.engines.base import Case, Engine, GpuBudget, Layout, Pool, Replica, Settings
+from headcount.engines.calibration import measured_terms
 from headcount.engines.device import CUDA_KEEPS_SPREAD, device_bytes
 from headcount.engines.transformers import memory
 from headcount.engines.transformers.cache import Layer, Quantised, cache_layers
+from headcount.engines.transformers.ledger import BESIDE, VERIFIED_VERSION, Cost, batch_ledger, paged_ledger
 from headcount.engines.transformers.paged import (
     DEFAULT_BATCH_TOKENS,
     DEFAULT_PAGE,
@@ -24,8 +28,6 @@ from headcount.engines.transformers.paged import (
 )
 from headcount.engines.transformers.plans import layout_refusal
 from headcount.errors import LayoutError, UnknownNameError, UsageError
-from headcount.ledger import Ledger, Term
-from headcount.record import Record
 from headcount.spec.kv_format import kv_format
 
 TYPE_CHECKING = False
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from headcount.hardware import Accelerator
     from headcount.spec.model import ModelSpec
 
-VERIFIED_VERSION = "5.24.0"
 DEFAULT_MEMORY_PERCENT = 0.9
 _ARGUMENTS = (
     Argument(
@@ -61,26 +62,6 @@ _ARGUMENTS = (
     ),
     Argument(name="page-size", kind="count", help="tokens of a page", default=DEFAULT_PAGE, least=4),
 )
-
-
-class Cost(Record):
-    """What one conversation of a batch takes on a GPU at its peak."""
-
-    cache: int
-    prompt_cache: int
-    prompt_activations: int
-    growth: int
-    logits: int
-
-    @property
-    def total(self) -> int:
-        """The larger of the two moments, and the logits of either."""
-        return self.logits + max(self.cache + self.growth, self.prompt_cache + self.prompt_activations)
-
-    @property
-    def prompt_binds(self) -> bool:
-        """Whether reading the prompt takes more than the last step."""
-        return self.prompt_cache + self.prompt_activations > self.cache + self.growth
 
 
 class Transformers(Engine):
@@ -198,6 +179,7 @@ class Transformers(Engine):
         activations = chunk * memory.activation_numbers(case.model, tp) * p * share.activation_percent // 100
         allocator = 100 + share.allocator_percent
         return Cost(
+            kept=cache,
             cache=cache * allocator // 100,
             prompt_cache=prompt * allocator // 100 if with_prompt else 0,
             prompt_activations=activations if with_prompt else 0,
@@ -211,38 +193,46 @@ class Transformers(Engine):
         weights = self.loaded_bytes(case)
         keeps = 0 if known else CUDA_KEEPS_SPREAD
         most = case.settings.max_num_seqs or NO_LIMIT
-        room = usable - weights - memory.EXPECTED.fixed(case.layout.tp)
-        tight = usable - weights - memory.MOST.fixed(case.layout.tp) - keeps
-        wide = usable - weights - memory.LEAST.fixed(case.layout.tp) + keeps
+        room = usable - weights - self._context(case, memory.EXPECTED)
+        tight = usable - weights - self._context(case, memory.MOST) - keeps
+        wide = usable - weights - self._context(case, memory.LEAST) + keeps
         cost = self._cost(case, memory.EXPECTED)
+        dear, cheap = self._cost(case, memory.MOST), self._cost(case, memory.LEAST, with_prompt=False)
         count = min(most, max(0, room) // cost.total)
-        least = min(most, max(0, tight) // self._cost(case, memory.MOST).total)
-        highest = min(most, max(0, wide) // self._cost(case, memory.LEAST, with_prompt=False).total)
+        least = min(most, max(0, tight) // dear.total)
+        highest = min(most, max(0, wide) // cheap.total)
         if room < 0:
             binding = "the weights do not fit"
+        elif not count:
+            binding = f"not one conversation of {case.context:,} tokens fits beside its temporaries"
         elif count == most:
             binding = f"the batch was limited to {most:,} (--max-seqs)"
         elif cost.prompt_binds:
             binding = "memory while the batch reads its prompts in one pass"
         else:
             binding = "cache memory"
+        # What stands beside the caches grows with the batch: it is that of the planned one.
+        planned = max(1, count)
         budget = GpuBudget(
             memory=total,
             reserved=total - usable,
             weights=weights,
-            overhead=(("context and kernels", memory.EXPECTED.fixed(case.layout.tp)),),
-            kv_budget=room,
-            kv_low=tight,
-            kv_high=wide,
+            overhead=(
+                ("context and kernels", self._context(case, memory.EXPECTED)),
+                (BESIDE, planned * cost.beside),
+            ),
+            kv_budget=room - planned * cost.beside,
+            kv_low=tight - planned * dear.beside,
+            kv_high=wide - planned * cheap.beside,
         )
         return Replica(
             conversations=count,
             low=least,
             high=highest,
             budget=budget,
-            kv_bytes_per_conversation_per_gpu=cost.total,
+            kv_bytes_per_conversation_per_gpu=cost.kept,
             binding=binding,
-            make_ledger=lambda: _batch_ledger(case, budget, cost, count),
+            make_ledger=lambda: batch_ledger(case, budget, cost, count, self._origins(case)),
             warnings=(
                 f"transformers {self.version}: context, allocator and activations are counted, not measured; the low "
                 "and expected figures read the whole context as the prompt, the high one reads none",
@@ -269,7 +259,7 @@ class Transformers(Engine):
         batch = settings.max_num_batched_tokens or DEFAULT_BATCH_TOKENS
         requests = settings.max_num_seqs or DEFAULT_REQUESTS
         keeps = 0 if known else CUDA_KEEPS_SPREAD
-        fixed = memory.EXPECTED.fixed(case.layout.tp)
+        fixed = self._context(case, memory.EXPECTED)
 
         def size(taken: int) -> tuple[int, int]:
             available = int(max(0, total - weights - taken) * fraction)
@@ -278,8 +268,8 @@ class Transformers(Engine):
 
         (sectors, best), (low_sectors, least), (high_sectors, highest) = (
             size(fixed),
-            size(memory.MOST.fixed(case.layout.tp) + keeps),
-            size(memory.LEAST.fixed(case.layout.tp) - keeps),
+            size(self._context(case, memory.MOST) + keeps),
+            size(self._context(case, memory.LEAST) - keeps),
         )
         pool = sectors * cache.sector_bytes
         free = total - weights - fixed
@@ -309,7 +299,7 @@ class Transformers(Engine):
             budget=budget,
             kv_bytes_per_conversation_per_gpu=cache.conversation_bytes(case.context),
             binding="the weights do not fit" if free < 0 else binding,
-            make_ledger=lambda: _paged_ledger(case, budget, cache, sectors, best),
+            make_ledger=lambda: paged_ledger(case, budget, cache, (sectors, best), self._origins(case)),
             warnings=(
                 f"transformers {self.version}: the context's {fixed:,} B are not measured; flash attention is "
                 "assumed unless --engine-arg attn-implementation=sdpa",
@@ -328,8 +318,20 @@ class Transformers(Engine):
         return default if settings.reserve is None else 1 - settings.reserve
 
     def _measured(self, name: str, case: Case) -> int | None:
-        found = case.settings.calibration
-        return None if found is None else found.measured(name, case, self.name, self.version)
+        return measured_terms(case, (name,), self.name, self.version).get(name, (None, ""))[0]
+
+    def _context(self, case: Case, share: memory.Share) -> int:
+        """Context, kernels and communication: as measured, else the estimate's side."""
+        measured = self._measured("non_torch_bytes", case)
+        return share.fixed(case.layout.tp) if measured is None else measured
+
+    def _origins(self, case: Case) -> dict[str, str]:
+        """The measured terms that are in force, by symbol, each with the calibration's file or origin."""
+        symbols = {"weight_bytes": "W", "non_torch_bytes": "X"}
+        if not case.settings.memory_bytes:
+            symbols["device_bytes"] = "M"
+        found = measured_terms(case, symbols, self.name, self.version)
+        return {symbols[name]: where for name, (_, where) in found.items()}
 
     def _total(self, case: Case) -> tuple[int, bool]:
         known = case.settings.memory_bytes or self._measured("device_bytes", case)
@@ -338,52 +340,3 @@ class Transformers(Engine):
 
 # A batch of a model that keeps nothing is limited by nothing that is counted here.
 NO_LIMIT = 10**9
-
-
-def _terms(rows: tuple[tuple[str, str, int, str, str, str], ...]) -> tuple[Term, ...]:
-    return tuple(
-        Term(name=name, symbol=symbol, value=value, unit=unit, formula=formula, source=source)
-        for name, symbol, value, unit, formula, source in rows
-    )
-
-
-def _batch_ledger(case: Case, budget: GpuBudget, cost: Cost, count: int) -> Ledger:
-    where = f"transformers {VERIFIED_VERSION} cache_utils.py"
-    context = f"{case.context:,} tokens"
-    rows = (
-        ("card memory", "M", budget.memory, "B", "what CUDA reports", case.accelerator.name),
-        ("weights on this GPU", "W", budget.weights, "B", "tensors in the checkpoint's type", ""),
-        ("context and kernels", "X", budget.overhead[0][1], "B", "", memory.SOURCE),
-        ("left for the batch", "C", budget.kv_budget, "B", "M - W - X", ""),
-        ("cache of one conversation", "k", cost.cache, "B", f"{context}, 3 % for the allocator", where),
-        ("growth of its largest layer", "g", cost.growth, "B", "old beside new", where),
-        ("cache after its prompt", "k'", cost.prompt_cache, "B", "windows not yet cut", where),
-        ("activations of its prompt", "a", cost.prompt_activations, "B", "", memory.SOURCE),
-        ("its logits", "v", cost.logits, "B", "V (p + 8)", memory.SOURCE),
-        ("one conversation at its peak", "e", cost.total, "B", "max(k + g, k' + a) + v", ""),
-        ("conversations per replica", "N_conv", count, "conversations", "floor(C / e)", ""),
-    )
-    return Ledger(name="one GPU, one batch", terms=_terms(rows))
-
-
-def _paged_ledger(case: Case, budget: GpuBudget, cache: PagedCache, sectors: int, count: int) -> Ledger:
-    where = f"transformers {VERIFIED_VERSION} generation/continuous_batching"
-    rows = (
-        ("card memory", "M", budget.memory, "B", "what CUDA reports", case.accelerator.name),
-        ("weights on this GPU", "W", budget.weights, "B", "tensors in the checkpoint's type", ""),
-        ("context and kernels", "X", budget.overhead[0][1], "B", "", memory.SOURCE),
-        ("kept free", "R", budget.reserved, "B", "(M - W - X)(1 - max_memory_percent)", where),
-        ("batch tensors, logits, reads", "A", budget.overhead[1][1], "B", "", where),
-        ("bytes of a sector", "s", cache.sector_bytes, "B", "lcm of the groups' blocks", where),
-        ("sectors", "S", sectors, "sectors", "floor((M - W - X - R - fixed) / cost of a sector)", where),
-        ("blocks", "P", cache.blocks(sectors), "blocks", "S s / (page of every layer)", where),
-        (
-            "conversations per replica",
-            "N_conv",
-            count,
-            "conversations",
-            "most whose blocks fit the sectors",
-            where,
-        ),
-    )
-    return Ledger(name="one GPU, continuous batching", terms=_terms(rows))

@@ -60,6 +60,14 @@ class Vllm(Engine):
 
     name = "vllm"
     arguments = VLLM_ARGUMENTS
+    calibrated = (
+        "device_bytes",
+        "weight_bytes",
+        "activation_bytes",
+        "non_torch_bytes",
+        "graph_bytes",
+        "cache_bytes",
+    )
 
     def __init__(self, version: str | None = None) -> None:
         self.version = (version or VERIFIED_VERSION).strip().removeprefix("v")
@@ -196,7 +204,7 @@ class Vllm(Engine):
             extra = reserves[shape]
             room = requested - weights.total
             best, least, most = room - extra.total, room - extra.high, room - extra.low
-            given, why = self._given_cache(case, setup)
+            given, why = self._given_cache(case, setup, plan)
             if given is not None:
                 best = least = most = given
             stages.append(
@@ -222,10 +230,12 @@ class Vllm(Engine):
 
         return vllm_launch(self, case, model=model, concurrency=concurrency)
 
-    def _given_cache(self, case: Case, setup: Setup) -> tuple[int | None, str]:
+    def _given_cache(self, case: Case, setup: Setup, plan: PagePlan) -> tuple[int | None, str]:
         """A cache that is said, not left over, and by what."""
         if setup.cache_bytes is not None:
             return setup.cache_bytes, "kv-cache-memory-bytes"
+        if setup.blocks is not None:
+            return setup.blocks * plan.bytes_per_block, "num-gpu-blocks-override"
         measured = self._measured_cache(case)
         return measured, "" if measured is None else "measured"
 

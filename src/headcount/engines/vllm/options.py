@@ -113,15 +113,28 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
     drafter, drafts = str(given["speculative-method"]), int(given["num-speculative-tokens"] or 0)
     if (drafter == "none") != (drafts == 0):
         raise UsageError("speculative-method and num-speculative-tokens are given together or not at all")
+    if drafter == "mtp" and not mtp_layers(case.model):
+        raise UsageError(f"{case.model.name} has no multi-token-prediction layers that its config states")
+    if drafts > _MOST_DRAFTS:
+        raise UsageError(f"num-speculative-tokens {drafts:,} is more than any drafter's {_MOST_DRAFTS}")
     longest = int(given["max-model-len"] or case.context)
     if longest < case.context:
         raise UsageError(
             f"max-model-len {longest:,} is shorter than the conversation's {case.context:,} tokens"
         )
+    _check_card(case, kv_name)
     block = _optional(given["block-size"])
     if block is not None and block % (8 if rules.generation == "V0" else 16):
         raise UsageError(f"block-size {block} is no multiple of 16, which the attention kernels need")
     tokens, seqs = batch_limits(case, rules)
+    if (
+        rules.generation == "V0"
+        and tokens < longest
+        and not (rules.chunked_above and longest > rules.chunked_above)
+    ):
+        raise UsageError(
+            f"without chunked prefill max_num_batched_tokens {tokens:,} must reach the longest request, {longest:,}"
+        )
     asynchronous = rules.async_scheduling and not given["no-async-scheduling"] and not on_cpu
     state = str(given["mamba-ssm-cache-dtype"])
     return Setup(
@@ -147,6 +160,31 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
         towers=not given["language-model-only"],
         on_cpu=on_cpu,
     )
+
+
+# No drafter proposes more at a time; a larger number is a slip of the pen.
+_MOST_DRAFTS = 64
+
+
+def _check_card(case: Case, kv_name: str) -> None:
+    """4-bit floating-point caches need Blackwell's tensor cores."""
+    capability = case.accelerator.compute_capability
+    if kv_name == "nvfp4" and capability and float(capability) < 10:
+        raise UsageError(
+            f"vLLM's nvfp4 cache needs compute capability 10; {case.accelerator.name} has {capability}"
+        )
+
+
+def mtp_layers(model: ModelSpec) -> int:
+    """Multi-token-prediction layers that the config states."""
+    text = (
+        model.config.get("text_config") if isinstance(model.config.get("text_config"), dict) else model.config
+    )
+    for name in ("num_nextn_predict_layers", "mtp_num_hidden_layers"):
+        found = (text or {}).get(name, model.config.get(name))
+        if isinstance(found, int) and found > 0:
+            return found
+    return 0
 
 
 def _optional(value: object) -> int | None:

@@ -55,7 +55,8 @@ def _group_refusal(model: ModelSpec, tp: int) -> str | None:
             unit = packing.group if weight.shard != "column" else packing.block_rows
             if weight.part == EXPERTS:
                 unit = max(packing.block_rows, packing.group if packing.block_rows > 1 else 1)
-            if unit > 1 and (width // tp) % unit:
+            # A matrix narrower than one group was never packed in groups, whatever list its config leaves out.
+            if width >= unit > 1 and (width // tp) % unit:
                 short = weight.name.rsplit(".", 1)[-1]
                 return (
                     f"{width:,} / {tp} = {width // tp:,} columns of {short} are not whole groups of {unit} "

@@ -21,11 +21,14 @@ _WRITERS = {
     "vllm": ("line", "write_line", "vllm"),
     "sglang": ("line", "write_line", "sglang"),
     "llama-server": ("line", "write_line", "llama.cpp"),
+    "ollama": ("line", "write_line", "ollama"),
+    "tensorrt-llm": ("line", "write_line", "tensorrt-llm"),
     "docker-compose": ("compose", "write_compose", ""),
     "kubernetes": ("kubernetes", "write_kubernetes", ""),
     "ray": ("ray_serve", "write_ray", "vllm"),
 }
 KINDS = tuple(_WRITERS)
+_CONTAINERS = ("docker-compose", "kubernetes")
 
 
 def check_kind(kind: str, engine: Engine) -> None:
@@ -36,13 +39,14 @@ def check_kind(kind: str, engine: Engine) -> None:
         raise UnknownNameError(what="--emit kind", given=kind, allowed=KINDS)
     if type(engine).launch is Contract.launch:
         raise UsageError(f"--emit {kind}: the {engine.name} engine is no server, there is nothing to launch")
-    if engine.name == "ollama":
-        raise UsageError(
-            f"--emit {kind}: an Ollama server is told its model by the first request, not by how it is started"
-        )
     wanted = _WRITERS[kind][2]
     if wanted and engine.name != wanted:
         raise UsageError(f"--emit {kind} is for --engine {wanted}; this plan is for {engine.name}")
+    if engine.name == "ollama" and not wanted:
+        raise UsageError(
+            f"--emit {kind}: an Ollama server is told its model by the first request, not by how it is started; "
+            "--emit ollama prints its variables"
+        )
 
 
 def write_launch(plan: Plan, kind: str, *, model: str) -> str:
@@ -52,7 +56,7 @@ def write_launch(plan: Plan, kind: str, *, model: str) -> str:
     no server or not the kind's, a model that cannot be loaded, and a plan that the artefact cannot carry.
     """
     check_kind(kind, plan.deployment.engine)
-    made = planned(plan, served_model(model))
+    made = planned(plan, served_model(model), in_container=kind in _CONTAINERS)
     module, function, _ = _WRITERS[kind]
     write: Callable[[Planned], str] = getattr(import_module("headcount.report.launch." + module), function)
     return write(made)

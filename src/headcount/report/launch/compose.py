@@ -42,7 +42,7 @@ def write_compose(made: Planned) -> str:
         document["volumes"] = {_CACHE_VOLUME: {}}
     last = made.launch.port + made.replicas - 1
     ports = f"port {last}" if made.replicas == 1 else f"ports {made.launch.port} to {last}, one each"
-    return "\n".join([*made.header((f"listens on {ports}",)), write_yaml([document])])
+    return "\n".join([*made.header((f"listens on {ports}", *made.image_notes())), write_yaml([document])])
 
 
 def _service(made: Planned, index: int) -> dict[str, object]:

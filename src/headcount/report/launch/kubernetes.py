@@ -22,13 +22,14 @@ def write_kubernetes(made: Planned) -> str:
     require_image(made, "kubernetes")
     card = made.plan.deployment.accelerator.name
     extra = (
+        *made.image_notes(),
         f"nodes must hold {card}: choose them with a nodeSelector where the cluster has others",
         "a secret hf-token with the key token is used where it exists (gated repositories)",
     )
     documents = [_deployment(made), _service(made)]
     if made.plan.spare_replicas:
         documents.append(_disruption_budget(made))
-    return "\n".join([*made.header(extra if not made.served.folder else extra[:1]), write_yaml(documents)])
+    return "\n".join([*made.header(extra if not made.served.folder else extra[:-1]), write_yaml(documents)])
 
 
 def _labels(made: Planned) -> dict[str, str]:

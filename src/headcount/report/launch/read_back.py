@@ -17,7 +17,7 @@ import shlex
 from headcount.engines.base import Layout, Settings
 from headcount.errors import UnknownNameError, UsageError
 from headcount.record import Record
-from headcount.report.launch.read_flags import Flags, read_flags, read_options
+from headcount.report.launch.read_flags import Flags, read_flags, read_options, read_variables
 from headcount.report.launch.yaml_text import read_yaml
 
 TYPE_CHECKING = False
@@ -28,13 +28,14 @@ _HEADER = re.compile(
     r"^# (?P<engine>\S+) (?P<version>\S+), (?P<replicas>\d+) replicas? of (?P<gpus>\d+) GPUs?,", re.M
 )
 _WEIGHTS = re.compile(r"^# weights (\S+):", re.M)
-_LINES = ("vllm", "sglang", "llama-server")
+_LINES = ("vllm", "sglang", "llama-server", "ollama", "tensorrt-llm")
 READABLE = (*_LINES, "docker-compose", "kubernetes", "ray")
 
 
 class ReadBack(Record):
     """What an artefact starts.
 
+    model     "" for Ollama, which is told it later
     version   of the engine; None where neither an image nor a header says it
     layout    of one replica times ``replicas``
     context   tokens of the longest request
@@ -81,7 +82,7 @@ def _header(text: str) -> tuple[str | None, int, int | None]:
 
 def _made(flags: Flags, *, version: str | None, replicas: int, gpus: int | None) -> ReadBack:
     layout = Layout(tp=flags.tp, pp=flags.pp, dp=replicas)
-    if flags.engine == "llama.cpp" and gpus is not None:
+    if flags.engine in ("llama.cpp", "ollama") and gpus is not None:
         # llama-server deals its layers to every GPU it sees; no flag counts them.
         layout = layout.replace(pp=gpus)
     each = layout.tp * layout.pp
@@ -104,10 +105,13 @@ def _read_line(text: str) -> ReadBack:
     command = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     # The shell takes a backslash and the end of its line away; shlex would keep the end of the line.
     words = shlex.split(command.replace("\\\n", " "))
+    variables = {}
     while words and re.fullmatch(r"[A-Z_][A-Z0-9_]*=.*", words[0], re.S):
-        words.pop(0)
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
     version, replicas, gpus = _header(text)
-    return _made(read_flags(words), version=version, replicas=replicas, gpus=gpus)
+    flags = read_variables(variables) if words == ["ollama", "serve"] else read_flags(words)
+    return _made(flags, version=version, replicas=replicas, gpus=gpus)
 
 
 def _undoubled(words: list[Any]) -> list[str]:

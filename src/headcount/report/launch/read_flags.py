@@ -118,7 +118,26 @@ _LLAMA_SERVER = Dialect(
     weights={},
     kv={"f32": "fp32", "f16": "fp16"},
 )
-_DIALECTS = {"vllm": _VLLM, "sglang": _SGLANG, "llama.cpp": _LLAMA_SERVER}
+_TENSORRT_LLM = Dialect(
+    names={
+        "--tp_size": "tp",
+        "--pp_size": "pp",
+        "--max_seq_len": "context",
+        "--max_batch_size": "seqs",
+        "--max_num_tokens": "tokens",
+        "--kv_cache_free_gpu_memory_fraction": "utilization",
+        "--kv-cache-dtype": "kv",
+    },
+    passed=("--host", "--port", "--backend", "--extra_llm_api_options"),
+    weights={},
+    kv={},
+)
+_DIALECTS = {
+    "vllm": _VLLM,
+    "sglang": _SGLANG,
+    "llama.cpp": _LLAMA_SERVER,
+    "tensorrt-llm": _TENSORRT_LLM,
+}
 # llama-server's short names of arguments that an engine has by their long ones.
 _LONG = {
     "-ngl": "n-gpu-layers",
@@ -168,8 +187,72 @@ def _program(argv: list[str]) -> tuple[str, list[tuple[str, str | None]]]:
         return "sglang", options_of(argv[2:])
     if argv[:1] == ["llama-server"]:
         return "llama.cpp", options_of(argv[1:])
+    if argv[:2] == ["sh", "-c"] and len(argv) == 3:
+        return _with_written_file(argv[2])
+    if argv[:2] == ["trtllm-serve", "serve"] and len(argv) > 2:
+        return "tensorrt-llm", [("model", argv[2]), *options_of(argv[3:])]
     raise UsageError(
-        f"{' '.join(argv[:3])[:80]!r} starts no server that is read back; known: vllm serve, sglang, llama-server"
+        f"{' '.join(argv[:3])[:80]!r} starts no server that is read back; known: vllm serve, sglang, llama-server, "
+        "trtllm-serve, ollama serve"
+    )
+
+
+def _with_written_file(script: str) -> tuple[str, list[tuple[str, str | None]]]:
+    """``printf %s JSON > FILE && exec trtllm-serve ... --extra_llm_api_options FILE``: the file's entries as options."""
+    import json
+    import shlex
+
+    words = shlex.split(script)
+    if words[:2] != ["printf", "%s"] or "exec" not in words:
+        raise UsageError(f"{script[:80]!r} starts no server that is read back")
+    try:
+        written = json.loads(words[2])
+        cache = dict(written.get("kv_cache_config", {}))
+    except (ValueError, TypeError, AttributeError):
+        raise UsageError(f"{words[2][:80]!r} is no options file of trtllm-serve") from None
+    engine, options = _program(words[words.index("exec") + 1 :])
+    if "dtype" in cache:
+        options.append(("--kv-cache-dtype", str(cache["dtype"])))
+    for name in ("tokens_per_block", "max_tokens"):
+        if name in cache:
+            options.append((f"--{name.replace('_', '-')}", str(cache[name])))
+    if "max_attention_window" in cache:
+        # The list is one window a layer: the model's own.
+        options.append(("--max-attention-window", "model"))
+    if written.get("enable_attention_dp"):
+        options.append(("--enable-attention-dp", None))
+    return engine, options
+
+
+def read_variables(variables: dict[str, str]) -> Flags:
+    """What ``ollama serve`` is told by its variables; its model is none of them, and ``Flags.model`` is "".
+
+    Raises UsageError when the context or the number of requests is missing.
+    """
+    from headcount.units import parse_count
+
+    counts = {}
+    for name in ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_NUM_PARALLEL"):
+        if name not in variables:
+            raise UsageError(f"the variables of ollama serve do not name {name}")
+        counts[name] = parse_count(variables[name], what=name)
+    arguments = []
+    if variables.get("OLLAMA_FLASH_ATTENTION") == "0":
+        arguments.append(("flash-attention", "false"))
+    if "OLLAMA_GPU_OVERHEAD" in variables:
+        arguments.append(("gpu-overhead", variables["OLLAMA_GPU_OVERHEAD"] + "B"))
+    kv = variables.get("OLLAMA_KV_CACHE_TYPE", "auto")
+    return Flags(
+        engine="ollama",
+        model="",
+        tp=1,
+        pp=1,
+        context=counts["OLLAMA_CONTEXT_LENGTH"],
+        settings=Settings(
+            kv=_LLAMA_SERVER.kv.get(kv, kv),
+            max_num_seqs=counts["OLLAMA_NUM_PARALLEL"],
+            arguments=tuple(arguments),
+        ),
     )
 
 

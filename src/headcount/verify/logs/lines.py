@@ -53,7 +53,6 @@ class LineSource:
         self.lines_read = 0
         self.lines_cut = 0
         self.refusal = ""
-        self._name = name
         self._words = tuple(word.encode() for word in words)
         self._pieces = _pieces(stream, name)
         self._decoder: codecs.IncrementalDecoder | None = None
@@ -92,9 +91,7 @@ class LineSource:
         """Look at the first bytes: encoding, or a reason to read no further."""
         for magic, kind in _MAGIC:
             if piece.startswith(magic):
-                self.refusal = (
-                    f"{self._name}: {kind}-compressed, not text; unpack it and pipe it in (--log -)"
-                )
+                self.refusal = f"{kind}-compressed, not text; unpack it and pipe it in (--log -)"
                 return b""
         if piece.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             little = piece.startswith(codecs.BOM_UTF16_LE)
@@ -105,7 +102,7 @@ class LineSource:
         if even + odd > len(head) // 5:
             # ASCII in UTF-16 has a zero in every second byte; a file with zeros in both places is no text.
             if min(even, odd) > max(even, odd) // 20:
-                self.refusal = f"{self._name}: binary, not a text log"
+                self.refusal = "binary, not a text log"
                 return b""
             self._decoder = _utf16(little=odd > even)
             return piece

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 
+from headcount.engines.llamacpp.mixes import MIXES
 from headcount.verify.logs.dumps import named
 from headcount.verify.logs.patterns import END, SIZE, WHOLE, Pattern, size_gib
 from headcount.verify.logs.reader import Reader
@@ -65,8 +66,10 @@ _TABLE = (
     Pattern("n_batch", rf"\bn_batch += +{WHOLE}{END}", "whole_batch"),
     Pattern("flash_attn ", r"\bflash_attn += +(\w{1,12})\s", "flash"),
     Pattern("kv_unified ", r"\bkv_unified += +(\w{1,12})\s", "unified"),
-    Pattern("file type", r"print_info: file type += +([\w -]{1,60})\n", "file_type"),
-    Pattern("model ftype", r"model ftype += +([\w -]{1,60})[\n(]", "file_type"),
+    Pattern("file type", r"print_info: file type += +([\w .()-]{1,60})\n", "file_type"),
+    Pattern("model ftype", r"model ftype += +([\w .()-]{1,60})\n", "file_type"),
+    # llama_model_load_internal: ftype      = 2 (mostly Q4_0), in 2023
+    Pattern(" ftype ", r"model_load_internal: ftype += +\d{1,4} \(([\w .-]{1,60})\)", "file_type"),
     Pattern("general.name", r"general\.name +(?:str +)?= +([^\n]{1,200})\n", "model"),
     Pattern("loaded meta data with", r"tensors from ([^\n]{1,500}?) \(version", "path"),
     Pattern("build", r"\bbuild(?:_info)?(?:: | = )b?(\d{1,6})[ -]", "build"),
@@ -156,7 +159,7 @@ class LlamaCppReader(Reader):
             model=_model(start),
             gpu=start.text("gpu"),
             gpu_count=len(on_gpus) or None,
-            weight_dtype_or_quant=named((start.text("file_type") or "").strip()),
+            weight_dtype_or_quant=mix_of(start),
             kv_cache_dtype=kinds,
             max_model_len=start.count("max_model_len"),
             max_num_seqs=start.count("max_num_seqs") or start.count("whole_slots"),
@@ -166,6 +169,29 @@ class LlamaCppReader(Reader):
             kv_cache_tokens=tokens,
             arguments=start.arguments,
         )
+
+
+_SIZES = {"small": "_s", "medium": "_m", "large": "_l"}
+
+
+def mix_of(start: Start) -> str | None:
+    """``Q4_K - Medium`` -> ``q4_k_m``: the mix by the name that weights are asked for with; an unknown one as printed.
+
+    llama.cpp prints ``mostly`` or ``all`` before it (to 2025) and ``(guessed)`` where the file does not say its type.
+    """
+    printed = named((start.text("file_type") or "").strip())
+    if printed is None:
+        return None
+    bare = printed.replace("(guessed)", " ").strip().removeprefix("mostly ").removeprefix("all ").strip()
+    if "(guessed)" in printed:
+        start.note(f"the file does not say its type: llama.cpp guessed {bare} from its tensors")
+    base, _, size = bare.lower().partition(" - ")
+    base = base.replace(" ", "_")
+    for name in (base + _SIZES.get(size, ""), base):
+        # A size that is no part of the name: "Q2_K - Medium" is q2_k, "Q2_K - Small" is another mix.
+        if name in MIXES and (name != base or size in ("", "medium")):
+            return name
+    return printed
 
 
 _SWITCHES = {"enabled": "on", "disabled": "off", "1": "on", "0": "off"}

@@ -7,7 +7,7 @@ Sizes are KiB, MiB, GiB (format.HumanBytes2). What the runner allocated outranks
 
 from __future__ import annotations
 
-from headcount.verify.logs.dumps import whole
+from headcount.verify.logs.dumps import named, whole
 from headcount.verify.logs.llamacpp import LlamaCppReader
 from headcount.verify.logs.patterns import END, SIZE, WHOLE, Pattern, size_gib
 
@@ -44,6 +44,9 @@ _TABLE = (
         r'msg="inference compute"[^\n]{0,300}? (?:name|description)="([^"\n]{1,80})"',
         "ollama_gpu",
     ),
+    # msg="" architecture=gemma3 file_type=Q4_K_M name="Gemma 3" description="" num_tensors=883 (ml/backend/ggml/ggml.go)
+    Pattern("file_type=", r" file_type=(\w{1,20}) name=", "file_type"),
+    Pattern("file_type=", r' file_type=\w{1,20} name=("[^"\n]{1,200}"|[^"\s]{1,200}) ', "ollama_model"),
     Pattern("--ctx-size", rf"--ctx-size {WHOLE}{END}", "asked_context"),
     Pattern("--parallel", rf"--parallel {WHOLE}{END}", "asked_parallel"),
     Pattern("--kv-cache-type", r"--kv-cache-type (\w{1,12})[\s\"]", "asked_kv"),
@@ -136,6 +139,7 @@ class OllamaReader(LlamaCppReader):
         available = start.text("available")
         return found.replace(
             engine=self.engine,
+            model=found.model or named((start.text("ollama_model") or "").strip('"')),
             engine_version=start.text("ollama_version"),
             gpu=found.gpu or start.text("ollama_gpu"),
             gpu_count=found.gpu_count or (available.count("iB") or None if available else None),

@@ -52,18 +52,34 @@ def lane_of(text: str) -> str:
     return found[1] if found else ""
 
 
-_TENSOR_RANK = re.compile(r"\bTP(\d{1,3})\b|TP(\d{1,3})$")
+_TENSOR_RANK = re.compile(r"\bTP(\d{1,3})\b")
+_STAGE_RANK = re.compile(r"\bPP(\d{1,3})\b")
 
 
 def tensor_ranks(ranks: Iterable[str]) -> int | None:
     """Tensor-parallel size by the highest labelled rank, as the power of two that holds it (``TP6`` -> 8).
 
-    None when no rank is labelled; an excerpt need not show every rank.
+    None when no rank is labelled, or ``TP0`` alone: an excerpt need not show every rank.
     """
-    numbers = [
-        int(found[1] or found[2]) for rank in ranks if (found := _TENSOR_RANK.search(rank.replace("_", " ")))
-    ]
-    return 1 << max(numbers).bit_length() if numbers else None
+    highest = _highest(_TENSOR_RANK, ranks)
+    return 1 << highest.bit_length() if highest else None
+
+
+def pipeline_ranks(ranks: Iterable[str]) -> int | None:
+    """Pipeline-parallel size by the highest labelled stage (``PP1`` -> 2); None as in ``tensor_ranks``."""
+    highest = _highest(_STAGE_RANK, ranks)
+    return highest + 1 if highest else None
+
+
+def first_alone(ranks: Iterable[str]) -> tuple[str, ...]:
+    """The labels ``TP0`` and ``PP0`` where no other of the kind was seen: how many there are is then not said."""
+    found = (("TP0", _highest(_TENSOR_RANK, ranks)), ("PP0", _highest(_STAGE_RANK, ranks)))
+    return tuple(label for label, highest in found if highest == 0)
+
+
+def _highest(label: re.Pattern[str], ranks: Iterable[str]) -> int | None:
+    numbers = [int(found[1]) for rank in ranks if (found := label.search(rank.replace("_", " ")))]
+    return max(numbers, default=None)
 
 
 def replica_of(rank: str) -> str:

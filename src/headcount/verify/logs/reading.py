@@ -7,7 +7,7 @@ from headcount.verify.logs.lines import LineSource
 from headcount.verify.logs.llamacpp import LlamaCppReader
 from headcount.verify.logs.ollama import OllamaReader
 from headcount.verify.logs.others import FORKS, OTHERS
-from headcount.verify.logs.ranks import tensor_ranks
+from headcount.verify.logs.ranks import first_alone, pipeline_ranks, tensor_ranks
 from headcount.verify.logs.sglang import SglangReader
 from headcount.verify.logs.tensorrt_llm import TensorRtLlmReader
 from headcount.verify.logs.vllm import VllmReader
@@ -76,7 +76,7 @@ def read_log(stream: BinaryIO | Iterable[bytes], *, name: str) -> LogReading:
             notes=(),
             refusals=(source.refusal,),
         )
-    return _reading(_meant(readers), source, tuple(recognised), name)
+    return _reading(_meant(readers), source, tuple(recognised))
 
 
 def _meant(readers: list[Reader]) -> list[Reader]:
@@ -86,7 +86,7 @@ def _meant(readers: list[Reader]) -> list[Reader]:
     return [reader for reader in readers if type(reader) is not left_out]
 
 
-def _reading(readers: list[Reader], source: LineSource, others: tuple[str, ...], name: str) -> LogReading:
+def _reading(readers: list[Reader], source: LineSource, others: tuple[str, ...]) -> LogReading:
     forks = [other for other in others if other in FORKS]
     found: list[Observation] = []
     notes: list[str] = []
@@ -101,8 +101,8 @@ def _reading(readers: list[Reader], source: LineSource, others: tuple[str, ...],
             lane = f"{start.lane}: " if start.lane else ""
             notes += [label + lane + note for note in start.notes]
             # With several starts in one file the labels may be another start's.
-            if observation.tensor_parallel is None and len(pairs) == 1:
-                observation = observation.replace(tensor_parallel=tensor_ranks(reader.ranks))
+            if len(pairs) == 1:
+                observation = _placed(observation, reader.ranks, notes)
             found.append(observation.replace(notes="; ".join(start.notes)))
             engines[reader.engine] = None
         if pairs:
@@ -114,7 +114,7 @@ def _reading(readers: list[Reader], source: LineSource, others: tuple[str, ...],
     if source.lines_cut:
         notes.append(f"{source.lines_cut:,} lines longer than 64 KiB were read up to there")
     engine = next(iter(engines), None)
-    refusals = () if found else (_refusal(readers, others, name),)
+    refusals = () if found else (_refusal(readers, others),)
     return LogReading(
         observations=tuple(found),
         engine=engine or _seen(readers, forks),
@@ -125,6 +125,20 @@ def _reading(readers: list[Reader], source: LineSource, others: tuple[str, ...],
     )
 
 
+def _placed(observation: Observation, ranks: set[str], notes: list[str]) -> Observation:
+    """With the parallel sizes that the labels of the ranks tell, where the log did not state them."""
+    alone = first_alone(ranks)
+    if observation.tensor_parallel is None:
+        observation = observation.replace(tensor_parallel=tensor_ranks(ranks))
+        if "TP0" in alone:
+            notes.append("of the tensor-parallel ranks only TP0 is shown: how many there are is not said")
+    if observation.pipeline_parallel is None:
+        observation = observation.replace(pipeline_parallel=pipeline_ranks(ranks))
+        if "PP0" in alone:
+            notes.append("of the pipeline stages only PP0 is shown: how many there are is not said")
+    return observation
+
+
 def _seen(readers: list[Reader], forks: list[str]) -> str | None:
     """The engine that printed something, be it no figure of memory."""
     for reader in readers:
@@ -133,13 +147,11 @@ def _seen(readers: list[Reader], forks: list[str]) -> str | None:
     return None
 
 
-def _refusal(readers: list[Reader], others: tuple[str, ...], name: str) -> str:
+def _refusal(readers: list[Reader], others: tuple[str, ...]) -> str:
     if others:
-        return f"{name}: this looks like {others[0]}, whose logs are not read; read are {', '.join(_WANTED)}"
+        return f"this looks like {others[0]}, whose logs are not read; read are {', '.join(_WANTED)}"
     engine = _seen(readers, [])
     if engine is not None:
-        return (
-            f"{name}: {engine} printed it, but no line of its start-up memory: needed are {_WANTED[engine]}"
-        )
+        return f"{engine} printed it, but no line of its start-up memory: needed are {_WANTED[engine]}"
     wanted = "; ".join(f"{engine}: {lines}" for engine, lines in _WANTED.items())
-    return f"{name}: no engine's start-up lines; wanted is one of {wanted}"
+    return f"no engine's start-up lines; wanted is one of {wanted}"

@@ -98,9 +98,9 @@ _ARGUMENTS = frozenset(
 _REFUSALS = (
     (
         "Not enough memory. Please try to increase --mem-fraction-static",
-        "refused: no memory was left for the cache",
+        "start refused: no memory was left for the cache",
     ),
-    ("leave no GPU memory for the KV cache", "refused: the weights left no memory for the cache"),
+    ("leave no GPU memory for the KV cache", "start refused: the weights left no memory for the cache"),
     ("CUDA out of memory", "out of memory during the start"),
 )
 
@@ -147,7 +147,9 @@ class SglangReader(Reader):
             self._settings(read_dump(text[at + len("server_args=ServerArgs(") :]))
         for word, remark in _REFUSALS:
             if word in text and self.current().has(*self.evidence):
-                self.current().note(remark)
+                share = self.current().least("gpu_memory_utilization")
+                asked = share is not None and remark.startswith("start refused")
+                self.current().note(f"{remark} under --mem-fraction-static {share:g}" if asked else remark)
 
     def _pool(self, match: re.Match[str], text: str, rank: str) -> None:
         start = self._start_of(["pool"], text, rank)

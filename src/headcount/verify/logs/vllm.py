@@ -1,4 +1,4 @@
-"""vLLM's start-up lines, 0.4 to 0.32, V0 and V1.
+"""vLLM's start-up lines, 0.4 to 0.33, V0 and V1.
 
 Wordings: vllm/worker/worker.py and vllm/executor (V0), vllm/v1/worker/gpu_worker.py, vllm/v1/core/kv_cache_utils.py,
 vllm/utils/mem_utils.py (V1, read in 0.32.0), and the public threads in tests/verify/data/logs. A rule that needs telling:
@@ -18,6 +18,8 @@ from headcount.verify.logs.dumps import named, number, read_dump, whole
 from headcount.verify.logs.patterns import END, NUMBER, SIZE, WHOLE, Pattern
 from headcount.verify.logs.ranks import lane_of
 from headcount.verify.logs.reader import Reader
+from headcount.verify.logs.vllm_refusals import FIGURES, PATTERNS, REFUSED, SAID, explain_refusal
+from headcount.verify.logs.vllm_releases import WORDS, newest_release, releases_of
 from headcount.verify.observation import Observation
 
 TYPE_CHECKING = False
@@ -106,17 +108,7 @@ _TABLE = (
         "max_concurrency",
     ),
     # refusals
-    Pattern(
-        "can be stored in KV cache", rf"tokens that can be stored in KV cache \({WHOLE}\)", "refused_tokens"
-    ),
-    Pattern("max seq len (", rf"max seq len \({WHOLE}\)", "refused_len"),
-    Pattern(
-        "KV cache is needed",
-        rf"{SIZE} KV cache is needed, which is larger than the available KV cache memory \({SIZE}\)",
-        "kv_needed_gib",
-        "refused_memory_gib",
-    ),
-    Pattern("KV cache is needed", rf"{SIZE} KV cache is needed", "kv_needed_gib"),
+    *PATTERNS,
     Pattern(
         "estimated maximum model length",
         rf"the estimated maximum model length is {WHOLE}{END}",
@@ -131,12 +123,21 @@ _TABLE = (
         rf"Chunked prefill is enabled with max_num_batched_tokens={WHOLE}{END}",
         "max_num_batched_tokens",
     ),
+    # a command line above the log
+    Pattern("tensor-parallel-size", rf"--tensor-parallel-size[= ]{WHOLE}{END}", "asked_tensor_parallel"),
+    Pattern(
+        "pipeline-parallel-size", rf"--pipeline-parallel-size[= ]{WHOLE}{END}", "asked_pipeline_parallel"
+    ),
+    Pattern(
+        "in world size",
+        rf"rank \d{{1,6}} in world size {WHOLE} is assigned as (DP rank \d[^\n]{{0,80}}?TP rank \d{{1,6}}){END}",
+        "whole_world",
+        "place",
+    ),
     Pattern(
         "attention block size to", rf"Setting attention block size to {WHOLE} tokens", "hybrid_block_size"
     ),
 )
-_COUNTED = ("refused_tokens", "refused_len", "hybrid_block_size")
-
 # Arguments that change memory, by vLLM's own names; others (hosts, keys, paths) are not kept.
 _ARGUMENTS = frozenset(
     (
@@ -185,14 +186,6 @@ _SETTINGS = {
     "max_num_batched_tokens": "max_num_batched_tokens",
     "max_num_seqs": "max_num_seqs",
 }
-_REFUSALS = (
-    ("No available memory for the cache blocks", "refused: no memory was left for the cache"),
-    (
-        "is less than desired GPU memory utilization",
-        "refused: the card was not free enough for the asked utilization",
-    ),
-    ("CUDA out of memory", "out of memory during the start"),
-)
 
 
 class VllmReader(Reader):
@@ -207,7 +200,7 @@ class VllmReader(Reader):
         "API server version",
         "an LLM engine with config",
     )
-    capacity = ("kv_memory_gib", "num_gpu_blocks", "kv_cache_tokens", "kv_needed_gib", "refused_tokens")
+    capacity = ("kv_memory_gib", "num_gpu_blocks", "kv_cache_tokens", *FIGURES)
     leading = ("weights_gib",)
     identity = ("engine_version", "run_model", "hybrid_block_size")
     evidence = (
@@ -224,8 +217,8 @@ class VllmReader(Reader):
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
-        """The table's, and those of refusals."""
-        return (*super().words(), *(word for word, _ in _REFUSALS))
+        """The table's, those of refusals, and those that tell the release."""
+        return (*super().words(), *(word for word, _ in SAID), *WORDS)
 
     def read(self, line: Line) -> None:
         """Requests are logged with their prompts, which may quote anything: those lines are passed over."""
@@ -245,10 +238,12 @@ class VllmReader(Reader):
                 if begin >= 0:
                     dump = read_dump(text[begin + len(opener) :])
                     self._settings(dump, self.current(lane_of(text)), asked=opener != "config:")
-        for word, remark in _REFUSALS:
-            start = self.current(lane_of(text))
-            if word in text and start.has(*self.evidence):
-                start.note(remark)
+        start = self.current(lane_of(text))
+        for word, name in SAID:
+            if word in text:
+                start.add(name, "yes", "")
+        for first, last in releases_of(text):
+            start.add("spoken", f"{first} {last}", f"{first} {last}")
 
     def _settings(self, dump: dict[str, str], start: Start, *, asked: bool) -> None:
         for name, value in dump.items():
@@ -276,6 +271,12 @@ class VllmReader(Reader):
             ("num_gpu_blocks", "blocks"),
         ):
             start.differ(name, what)
+        reason = explain_refusal(start)
+        if reason:
+            start.note(REFUSED + reason)
+        elif start.has("out_of_memory"):
+            start.note("out of memory during the start")
+        tensor, pipeline = _world(start)
         weights = None if start.several("weights_gib", "weights") else start.greatest("weights_gib")
         length = (
             _count(start, "refused_len")
@@ -285,12 +286,13 @@ class VllmReader(Reader):
         return Observation(
             engine=self.engine,
             engine_version=start.text("engine_version"),
+            release_hint=_release_hint(start),
             date=start.date,
             model=_words(start, "model"),
             gpu=start.text("device"),
             gpu_total_memory_gib=start.least("gpu_total_memory_gib") or number(start.text("node_total")),
-            tensor_parallel=_setting(start, "tensor_parallel"),
-            pipeline_parallel=_setting(start, "pipeline_parallel"),
+            tensor_parallel=_setting(start, "tensor_parallel") or tensor,
+            pipeline_parallel=_setting(start, "pipeline_parallel") or pipeline,
             data_parallel=_setting(start, "data_parallel"),
             weight_dtype_or_quant=_words(start, "quantization") or _plain_dtype(_words(start, "dtype")),
             kv_cache_dtype=_words(start, "kv_cache_dtype"),
@@ -329,6 +331,34 @@ def _speculation(start: Start, config: str) -> None:
     name = "mtp" if method[1].endswith("mtp") else method[1]
     start.set_argument("speculative-method", name)
     start.set_argument("num-speculative-tokens", drafts[1])
+
+
+_PLACE = re.compile(r"(DP|PP|PCP|TP) rank (\d{1,6})")
+
+
+def _world(start: Start) -> tuple[int | None, int | None]:
+    """Tensor- and pipeline-parallel size, where the ranks that were shown make up the whole world."""
+    highest = {"DP": 0, "PP": 0, "PCP": 0, "TP": 0}
+    for rank in start.ranks("place"):
+        for place in start.values("place", rank):
+            for name, number_of in _PLACE.findall(str(place)):
+                highest[name] = max(highest[name], int(number_of))
+    tensor, pipeline = highest["TP"] + 1, highest["PP"] + 1
+    if start.count("whole_world") != tensor * pipeline * (highest["DP"] + 1) * (highest["PCP"] + 1):
+        return None, None
+    return tensor, pipeline
+
+
+def _release_hint(start: Start) -> str | None:
+    if start.has("engine_version"):
+        return None
+    spans = [(first, last) for first, last in (span.split(" ") for span in start.ranks("spoken"))]
+    found = newest_release(spans)
+    if spans and found is None:
+        start.note(
+            "its lines are worded as by no one release of vLLM: a fork, a plug-in or several logs in one"
+        )
+    return found
 
 
 def _first(*figures: float | None) -> float | None:

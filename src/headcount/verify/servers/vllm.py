@@ -105,7 +105,7 @@ def _cache(samples: list[Sample], where: str) -> tuple[dict[str, Any], list[str]
         for name in ("enable_prefix_caching", "num_gpu_blocks_override", "sliding_window")
         if labels.get(name, "None") != "None"
     ]
-    if labels.get("user_specified_block_size") == "True":
+    if labels.get("user_specified_block_size") == "True" and "block_size" in labels:
         arguments.append(("block-size", labels["block_size"]))
     cache_bytes = count("kv_cache_memory_bytes")
     return {
