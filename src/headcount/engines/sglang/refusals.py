@@ -50,6 +50,9 @@ def sglang_refusal(model: ModelSpec, layout: Layout) -> str | None:
         isinstance(m, StateSpace) for layer, _ in model.layer_runs() for m in layer.mixers
     ):
         return f"SGLang has no state pool for model type {model.family}"
+    mixers = [mixer for layer, _ in model.layer_runs() for mixer in layer.mixers]
+    if mixers and all(isinstance(mixer, StateSpace) for mixer in mixers):
+        return "how SGLang sizes its pools for a model without attention is not known"
     if layout.pp > len(model.layers):
         return f"{len(model.layers)} layers cannot make {layout.pp} stages"
     return head_refusal(model, layout.tp) or width_refusal(model, layout.tp, vocab_multiple=_VOCAB_MULTIPLE)

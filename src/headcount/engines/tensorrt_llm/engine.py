@@ -236,7 +236,11 @@ class TensorrtLlm(Engine):
         best, least, highest = counts
         fraction = self._fraction(case.settings)
         free = stage.free(stage.reserve.total)
-        cache = int(free * fraction) if free > 0 else free
+        # A fraction of what is free; of what is missing all is missing.
+        cache, low, high = (
+            int(room * fraction) if room > 0 else room
+            for room in (free, stage.free(stage.reserve.high), stage.free(stage.reserve.low))
+        )
         if free < 0:
             binding = "weights and reserves leave no memory for a cache"
         elif best == 0:
@@ -256,8 +260,8 @@ class TensorrtLlm(Engine):
                 ("context, kernels, communication, graphs", stage.reserve.outside),
             ),
             kv_budget=cache,
-            kv_low=int(stage.free(stage.reserve.high) * fraction),
-            kv_high=int(stage.free(stage.reserve.low) * fraction),
+            kv_low=low,
+            kv_high=high,
         )
         return Replica(
             conversations=best,
