@@ -21,7 +21,7 @@ from headcount.engines.vllm.pages import (
     state_layer,
 )
 from headcount.engines.vllm.rules import RULES, rules_for
-from headcount.errors import LayoutError, UnknownNameError, UnsupportedModelError
+from headcount.errors import LayoutError, UnknownNameError, UnsupportedModelError, UsageError
 from headcount.verify.planner_cases import cache_layer, judge_case
 
 DATA = Path(__file__).parent / "data"
@@ -257,3 +257,28 @@ def test_older_releases_without_a_rule_are_refused() -> None:
     with pytest.raises(UnknownNameError):
         rules_for("0.4.0")
     assert rules_for("0.34.1") is RULES["0.33.0"]
+
+
+def test_turboquant_slots_and_plain_ends() -> None:
+    """The release's own example sizes: 3-bit keys and values of width 128 take 50 + 52 = 102 bytes a head (config.py)."""
+    from headcount.engines import Case, Layout, Settings, engine
+    from headcount.hardware import accelerator
+    from headcount.spec.kv_format import kv_format
+    from headcount.spec.reader import read_model
+
+    assert kv_format("turboquant_3bit_nc").pair_bytes(1, 128, 128) == 102
+    assert kv_format("turboquant_k8v4").pair_bytes(8, 128, 128) == 8 * (128 + 64 + 4)
+    case = Case(
+        model=read_model("llama-3.1-8b"),
+        accelerator=accelerator("h100-80gb"),
+        layout=Layout(),
+        context=8192,
+        settings=Settings(kv="turboquant_3bit_nc"),
+    )
+    pool = engine("vllm").pool(case, 60 * 2**30)
+    # 28 packed layers of 8 x 102 B; four layers of 4,096 B whose 16 tokens fill a page of ceil(65,536 / 13,056) x 16 = 96
+    # packed tokens, 78,336 B. Groups of four: 7 of ceil(8,192 / 96) = 86 blocks and one of 512.
+    assert pool.blocks == 60 * 2**30 // (4 * 78_336)
+    assert pool.needed_bytes == (7 * 86 + 512) * 4 * 78_336
+    with pytest.raises(UsageError, match=r"0\.20\.0 is the first"):
+        engine("vllm", "0.19.0").pool(case, 2**30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,10 +132,33 @@ def test_a_bad_row_is_named(tmp_path: Path, line: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "a/b.json", "missing.json", ".."])
-def test_a_config_is_a_plain_file_of_the_folder(tmp_path: Path, name: str) -> None:
-    (tmp_path / "rows.jsonl").write_text(json.dumps({"engine": "vllm", "config": name}) + "\n")
-    with pytest.raises(HeadcountError, match=r"plain file name|No such file"):
-        dispatch(["accuracy", "--logs", str(tmp_path / "rows.jsonl"), "--configs", str(tmp_path)])
+def test_a_config_is_a_plain_file_of_the_folder(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the reason of its row; the other rows are judged all the same."""
+    rows = [{"id": "bad", "engine": "vllm", "config": name}, {"id": "none", "engine": "vllm"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["accuracy", "--logs", str(tmp_path / "rows.jsonl"), "--configs", str(tmp_path), "--json"]
+    assert dispatch(command) == 0
+    bad, none = json.loads(capsys.readouterr().out)["rows"]
+    assert re.search(r"plain file name|No such file", bad["reason"])
+    assert none["predicted"] is None and "no config" in none["reason"]
+
+
+def test_a_defect_in_one_row_loses_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr("headcount.verify.accuracy.compare", broken)
+    data = Path(__file__).parents[2] / "src/headcount/verify/data/public_logs.jsonl"
+    assert dispatch(["accuracy", "--engine", "tensorrt-llm", "--json"]) == 70
+    written = capsys.readouterr()
+    reasons = [row["reason"] for row in json.loads(written.out)["rows"]]
+    wanted = sum('"engine":"tensorrt-llm"' in line for line in data.read_text().splitlines())
+    assert len(reasons) == wanted and any("RuntimeError: broken" in reason for reason in reasons)
+    assert "internal error" in written.err
 
 
 def test_questions_that_contradict_each_other(ask: Callable[[str], Any]) -> None:

@@ -6,13 +6,16 @@ import sys
 
 from headcount.cli.options import Parser
 from headcount.cli.output import emit_json
-from headcount.errors import UsageError
+from headcount.errors import HeadcountError, UsageError, printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
     from headcount.report.console import Page
+    from headcount.verify.accuracy import Outcome
+    from headcount.verify.observation import Observation
 
 DESCRIPTION = """Run the table of engine starts that ships with headcount (public logs with their
 sources) and print the error of every prediction: pool from its bytes, weights, memory
@@ -53,11 +56,13 @@ def run(args: argparse.Namespace) -> int:
     if args.configs is not None and args.logs is None:
         raise UsageError("--configs belongs to --logs FILE, which is missing")
     from headcount.report.accuracy_page import accuracy_document, write_accuracy
-    from headcount.verify.accuracy import judge, public_table, read_config, read_table, score
+    from headcount.verify.accuracy import DEFECT, judge, public_table, read_table, refused, score
 
     if args.logs is None:
         rows, configs = public_table()
-        found = [(row, configs.get(row.config or "")) for row in rows]
+        found: list[tuple[Observation, dict[str, Any] | str | None]] = [
+            (row, configs.get(row.config or "")) for row in rows
+        ]
     else:
         if args.configs is None:
             raise UsageError("--logs needs --configs DIR, the folder of config files that its rows name")
@@ -71,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
         found = [(row, config) for row, config in found if row.engine == args.engine.strip().lower()]
         if not found:
             raise UsageError(f"no row of engine {args.engine!r} in the table")
-    outcomes = [outcome for row, config in found for outcome in judge(row, config)]
+    outcomes: list[Outcome] = []
+    for row, config in found:
+        # A config that cannot be read is that row's reason; the other rows are judged all the same.
+        outcomes += [refused(row, config)] if isinstance(config, str) else judge(row, config)
     scores = score(outcomes)
     if args.json:
         emit_json(accuracy_document(outcomes, scores))
@@ -79,7 +87,22 @@ def run(args: argparse.Namespace) -> int:
         page = _page()
         write_accuracy(page, outcomes, scores, listing=args.rows)
         sys.stdout.write(page.text())
-    return 0
+    defects = [outcome for outcome in outcomes if outcome.reason.startswith(DEFECT)]
+    for outcome in defects:
+        sys.stderr.write(f"headcount: {printable(outcome.row.id)}: {printable(outcome.reason)}\n")
+    return 70 if defects else 0
+
+
+def _config(folder: str, name: str | None) -> dict[str, Any] | str | None:
+    """The config of a row; None when the row names none, and why where it cannot be read."""
+    from headcount.verify.accuracy import read_config
+
+    if not name:
+        return None
+    try:
+        return read_config(folder, name)
+    except HeadcountError as error:
+        return str(error)
 
 
 def _planner_cases(args: argparse.Namespace) -> int:

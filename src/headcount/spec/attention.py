@@ -83,8 +83,7 @@ class HeadedAttention(Mixer):
 
     def entry_bytes(self, kv: KvFormat) -> int:
         """``K (H_k + H_v) p``: keys and values of all K heads, scales included."""
-        heads = self.num_key_value_heads
-        return kv.row_bytes(heads, self.head_dim) + kv.row_bytes(heads, self.v_head_dim)
+        return kv.pair_bytes(self.num_key_value_heads, self.head_dim, self.v_head_dim)
 
 
 class FullAttention(HeadedAttention):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from headcount.errors import UnknownNameError, UsageError
 from headcount.record import Record
+from headcount.units import ceil_div
 
 
 class KvFormat(Record):
@@ -42,9 +43,33 @@ class KvFormat(Record):
         """Bits one cached number takes at head width ``width``, scales included."""
         return 8 * self.row_bytes(self.block, width) / (self.block * width)
 
+    def pair_bytes(self, heads: int, key_width: int, value_width: int) -> int:
+        """Bytes of one token's keys and values."""
+        return self.row_bytes(heads, key_width) + self.row_bytes(heads, value_width)
+
     def kept_bytes(self, tokens: int, heads: int, key_width: int, value_width: int) -> int:
         """Bytes of the keys and values of ``tokens`` kept tokens: ``n (key row + value row)``."""
-        return tokens * (self.row_bytes(heads, key_width) + self.row_bytes(heads, value_width))
+        return tokens * self.pair_bytes(heads, key_width, value_width)
+
+
+class PairedKvFormat(KvFormat):
+    """TurboQuant as vLLM packs it: a head's key and value lie in one slot of an even number of bytes.
+
+    slot = even(K + V),  K = ceil(d_k b_k / 8) + 2 (a fp16 norm; fp8 keys: d_k),  V = ceil(d_v b_v / 8) + 4 (scale, zero)
+    """
+
+    key_bits: int
+    value_bits: int
+
+    def row_bytes(self, heads: int, width: int) -> int:
+        """Raise UsageError: a key and its value share one slot; ask ``pair_bytes``."""
+        raise UsageError(f"KV format {self.name} packs a key with its value: there is no row of keys alone")
+
+    def pair_bytes(self, heads: int, key_width: int, value_width: int) -> int:
+        """See the class."""
+        key = key_width if self.key_bits == 8 else ceil_div(key_width * self.key_bits, 8) + 2
+        slot = key + ceil_div(value_width * self.value_bits, 8) + 4
+        return heads * (slot + slot % 2)
 
 
 class GroupedKvFormat(KvFormat):
@@ -156,6 +181,19 @@ GROUPED_FORMATS: dict[str, GroupedKvFormat] = {
     )
     for bits in (4, 2)
 }
+_TURBO = {"k8v4": (8, 4), "4bit_nc": (4, 4), "k3v4_nc": (3, 4), "3bit_nc": (3, 3)}
+# Only vLLM has them (0.20 on); apart from KV_FORMATS, since a row alone has no bytes.
+PAIRED_FORMATS: dict[str, PairedKvFormat] = {
+    f"turboquant_{name}": PairedKvFormat(
+        name=f"turboquant_{name}",
+        block=1,
+        block_bytes=1,
+        key_bits=key_bits,
+        value_bits=value_bits,
+        source="vLLM 0.33 model_executor/layers/quantization/turboquant/config.py",
+    )
+    for name, (key_bits, value_bits) in _TURBO.items()
+}
 _ALIASES = {
     "float32": "fp32",
     "f32": "fp32",
@@ -175,8 +213,10 @@ def kv_format(name: str) -> KvFormat:
     key = _ALIASES.get(key, key)
     if key in GROUPED_FORMATS:
         return GROUPED_FORMATS[key]
+    if key in PAIRED_FORMATS:
+        return PAIRED_FORMATS[key]
     if key not in KV_FORMATS:
         raise UnknownNameError(
-            what="KV format", given=name, allowed=[*KV_FORMATS, *GROUPED_FORMATS, *_ALIASES]
+            what="KV format", given=name, allowed=[*KV_FORMATS, *GROUPED_FORMATS, *PAIRED_FORMATS, *_ALIASES]
         )
     return KV_FORMATS[key]

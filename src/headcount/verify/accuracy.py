@@ -33,6 +33,7 @@ _MOST_CONFIG = 16 << 20
 # How a config's own note begins when its shape is not the published one.
 _UNSURE = ("not known", "inferred")
 _PACKING_WORDS = ("every linear", "the packing", "16-bit weights")
+DEFECT = "internal error"
 _TOKENS = "tokens_from_kv_memory"
 # The arithmetic checks hold within the rounding of what was printed.
 TOLERANCE = {_TOKENS: 0.005, "bytes_per_token": 0.005, "weights": 0.01}
@@ -183,7 +184,7 @@ def read_shape(config: dict[str, Any], name: str) -> tuple[ModelSpec, str]:
 def judge(row: Observation, config: dict[str, Any] | None) -> list[Outcome]:
     """Every outcome of one row; a row that cannot be predicted is one outcome with its reason."""
     if config is None:
-        return [_refused(row, "no config: the model is not named or its shape is not known")]
+        return [refused(row, "no config: the model is not named or its shape is not known")]
     source = str(config.get("_source", ""))
     if source.startswith(_UNSURE):
         row = row.replace(circular=True, notes=f"{row.notes}; config {source}")
@@ -192,13 +193,16 @@ def judge(row: Observation, config: dict[str, Any] | None) -> list[Outcome]:
         asked = ask(row, model)
         found = compare(row, asked)
     except HeadcountError as error:
-        return [_refused(row, str(error))]
+        return [refused(row, str(error))]
+    except Exception as error:
+        # A defect of ours in one row must not lose the others; the command ends with the status of a defect.
+        return [refused(row, f"{DEFECT}, {type(error).__name__}: {error}")]
     if not found:
-        return [_refused(row, "no figure that a rule predicts", asked)]
+        return [refused(row, "no figure that a rule predicts", asked)]
     return [_outcome(row, asked, comparison, packing) for comparison in found]
 
 
-def _refused(row: Observation, reason: str, asked: Asked | None = None) -> Outcome:
+def refused(row: Observation, reason: str, asked: Asked | None = None) -> Outcome:
     return Outcome(
         row=row,
         engine_version=asked.engine.version if asked else row.engine_version or "",

@@ -33,7 +33,7 @@ from headcount.engines.vllm.rules import VERIFIED_VERSION, is_prerelease, rules_
 from headcount.engines.vllm.weights import stage_weights
 from headcount.errors import LayoutError, UsageError
 from headcount.spec.attention import CompressedLatent, CrossAttention, LatentAttention
-from headcount.spec.kv_format import kv_format
+from headcount.spec.kv_format import PAIRED_FORMATS, kv_format
 from headcount.units import ceil_div
 
 TYPE_CHECKING = False
@@ -52,7 +52,11 @@ KV_FORMATS = {
     "fp8_per_token_head": "fp8_per_token_head_fp32",
     "int4_per_token_head": "int4_per_token_head_fp32",
     "nvfp4": "nvfp4",
+    **{name: name for name in PAIRED_FORMATS},
 }
+
+
+_FIRST_PAIRED = (0, 20, 0)
 
 
 class Vllm(Engine):
@@ -88,6 +92,8 @@ class Vllm(Engine):
             raise UsageError(
                 f"vLLM has no KV cache format {settings.kv!r}; allowed: auto, {', '.join(KV_FORMATS)}"
             )
+        if asked in PAIRED_FORMATS and release(self.version) < _FIRST_PAIRED:
+            raise UsageError(f"vLLM {self.version} has no {asked} cache; 0.20.0 is the first release with it")
         return KV_FORMATS[asked]
 
     def usable_bytes(self, accelerator: Accelerator, settings: Settings) -> int:

@@ -30,17 +30,21 @@ from headcount.spec.attention import (
     SlidingWindow,
     StateSpace,
 )
+from headcount.spec.kv_format import PairedKvFormat, kv_format
 from headcount.units import ceil_div, round_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.engines.vllm.options import Setup
     from headcount.spec.attention import Mixer
+    from headcount.spec.kv_format import KvFormat
     from headcount.spec.model import ModelSpec
 
 _BLOCK = 16
 _CPU_BLOCK = 128
 _SPARSE_BLOCK = 64
+# TurboQuant leaves this many layers at either end unpacked.
+_PLAIN_ENDS = 2
 # fp8_ds_mla: 512 fp8 values, 4 fp32 scales, 64 bf16 rotary values (V3.2); nvfp4_ds_mla packs the latent in 4 bits.
 _DS_MLA = {"fp8": 656, "nvfp4": 352}
 # DeepSeek-V4: 448 fp8 values, 64 bf16 rotary values, 8 scale bytes; pages are multiples of 576 B (512 B unpacked).
@@ -51,12 +55,16 @@ _V4_RINGS = {4: (4, 8), 128: (8, 128)}
 
 
 class CacheSetting(Record):
-    """What the layers of one model share: the case's setup, sharding, the aligned block and the state's page."""
+    """What the layers of one model share: the case's setup, sharding, the aligned block and the state's page.
+
+    ``plain``: the format of the first and last two layers where packed keys would cost quality (TurboQuant, no hybrids)
+    """
 
     setup: Setup
     tp: int
     block: int
     state_page: int = 0
+    plain: KvFormat | None = None
 
 
 def cache_setting(model: ModelSpec, setup: Setup, tp: int) -> CacheSetting:
@@ -65,6 +73,8 @@ def cache_setting(model: ModelSpec, setup: Setup, tp: int) -> CacheSetting:
     sparse = any(isinstance(mixer, LatentAttention) and mixer.index_head_dim for mixer in mixers)
     default = _CPU_BLOCK if setup.on_cpu else _BLOCK
     setting = CacheSetting(setup=setup, tp=tp, block=_SPARSE_BLOCK if sparse else setup.block_size or default)
+    if isinstance(setup.kv, PairedKvFormat) and not any(isinstance(mixer, StateSpace) for mixer in mixers):
+        return _with_plain_ends(model, setting, mixers)
     states = [
         _state_bytes(part, setup)
         for part in (rank_mixer(m, tp) for m in mixers)
@@ -89,6 +99,18 @@ def cache_setting(model: ModelSpec, setup: Setup, tp: int) -> CacheSetting:
     return setting.replace(block=aligned.block_size, state_page=aligned.page_bytes)
 
 
+def _with_plain_ends(model: ModelSpec, setting: CacheSetting, mixers: set[Mixer]) -> CacheSetting:
+    """Lengthen the packed layers' block until their page holds 16 tokens of a plain layer, which is padded to it."""
+    plain = kv_format("bf16" if model.dtype == "fp32" else model.dtype)
+    parts = [rank_mixer(mixer, setting.tp) for mixer in mixers if isinstance(mixer, HeadedAttention)]
+    if not parts:
+        return setting
+    packed = max(part.entry_bytes(setting.setup.kv) for part in parts)
+    needed = _BLOCK * max(part.entry_bytes(plain) for part in parts)
+    block = setting.block * ceil_div(needed, setting.block * packed)
+    return setting.replace(block=block, state_page=block * packed, plain=plain)
+
+
 def _state_bytes(part: StateSpace, setup: Setup) -> int:
     """One state: K - 1 columns of the convolution and one for each drafted token, and the recurrent numbers."""
     own = 4 if setup.kv.name == "fp32" else 2
@@ -105,21 +127,43 @@ def rank_layers(
 ) -> list[tuple[CacheLayer, int]]:
     """The cache layers of decoder blocks ``start`` to ``end`` as ``(layer, count)`` runs, in order."""
     runs: list[tuple[CacheLayer, int]] = []
-    known: dict[Mixer, list[CacheLayer]] = {}
+    known: dict[tuple[Mixer, bool], list[CacheLayer]] = {}
     last = end == len(model.layers)
-    blocks = [layer.mixers for layer in model.layers[start:end]]
+    count = len(model.layers)
+    edges = {*range(min(_PLAIN_ENDS, count // 2)), *range(count - min(_PLAIN_ENDS, count // 2), count)}
+    blocks = [
+        tuple((mixer, setting.plain is not None and index in edges) for mixer in model.layers[index].mixers)
+        for index in range(start, end)
+    ]
     if last and setting.setup.drafter in ("mtp", "eagle", "eagle3"):
-        blocks.append((_drafter_mixer(model),))
+        blocks.append(((_drafter_mixer(model), False),))
     for mixers in blocks:
         for mixer in mixers:
             if mixer not in known:
-                known[mixer] = _cache_layers(mixer, setting)
+                known[mixer] = (
+                    _plain_layers(mixer[0], setting) if mixer[1] else _cache_layers(mixer[0], setting)
+                )
             for entry in known[mixer]:
                 if runs and runs[-1][0] is entry:
                     runs[-1] = (entry, runs[-1][1] + 1)
                 else:
                     runs.append((entry, 1))
     return runs
+
+
+def _plain_layers(mixer: Mixer, setting: CacheSetting) -> list[CacheLayer]:
+    """A layer that stays in the model's format beside packed ones: 16 tokens in a page as wide as theirs."""
+    assert setting.plain is not None
+    own = setting.replace(
+        setup=setting.setup.replace(kv=setting.plain), block=_BLOCK, state_page=0, plain=None
+    )
+    return [
+        layer.replace(
+            page_bytes=max(setting.state_page, layer.page_bytes),
+            content_page_bytes=layer.page_bytes if layer.page_bytes < setting.state_page else 0,
+        )
+        for layer in _cache_layers(mixer, own)
+    ]
 
 
 def _drafter_mixer(model: ModelSpec) -> Mixer:
