@@ -66,10 +66,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         if args.configs is None:
             raise UsageError("--logs needs --configs DIR, the folder of config files that its rows name")
-        found = [
-            (row, read_config(args.configs, row.config) if row.config else None)
-            for row in read_table(args.logs)
-        ]
+        found = [(row, _config(args.configs, row.config)) for row in read_table(args.logs)]
     if not found:
         raise UsageError(f"{args.logs}: no row in it")
     if args.engine is not None:

@@ -203,6 +203,7 @@ def judge(row: Observation, config: dict[str, Any] | None) -> list[Outcome]:
 
 
 def refused(row: Observation, reason: str, asked: Asked | None = None) -> Outcome:
+    """The one outcome of a row that is not predicted."""
     return Outcome(
         row=row,
         engine_version=asked.engine.version if asked else row.engine_version or "",
