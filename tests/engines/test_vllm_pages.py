@@ -282,3 +282,87 @@ def test_turboquant_slots_and_plain_ends() -> None:
     assert pool.needed_bytes == (7 * 86 + 512) * 4 * 78_336
     with pytest.raises(UsageError, match=r"0\.20\.0 is the first"):
         engine("vllm", "0.19.0").pool(case, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("kv", "model", "last_without", "first"),
+    [
+        ("int8_per_token_head", "llama-3.1-8b", "0.19.1", "0.20.0"),
+        ("int4_per_token_head", "llama-3.1-8b", "0.24.0", "0.25.0"),
+        ("nvfp4", "llama-3.1-8b", "0.19.1", "0.20.0"),
+        ("nvfp4", "glm-5.2", "0.29.0", "0.30.0"),
+    ],
+)
+def test_a_cache_format_begins_with_its_release(kv: str, model: str, last_without: str, first: str) -> None:
+    """Choices of --kv-cache-dtype (config/cache.py CacheDType) in both releases; a nightly build may have them before."""
+    from headcount.engines import Settings, engine
+    from headcount.spec.reader import read_model
+
+    spec, settings = read_model(model), Settings(kv=kv)
+    assert engine("vllm", first).kv_format_name(spec, settings)
+    assert engine("vllm", f"{last_without}rc1.dev9").kv_format_name(spec, settings)
+    with pytest.raises(UsageError, match=f"{first} is the first release with it"):
+        engine("vllm", last_without).kv_format_name(spec, settings)
+
+
+SPARSE: list[tuple[str, str, str, int, str, float]] = [
+    # GLM-5.2: 78 layers, 21 indexers. Measured with its drafter's layer and indexer: 54,728 B (vLLM fork, pull request
+    # 82 of github.com/local-inference-lab/vllm); without them 656 and 132 less. Before 0.24 each layer has an indexer.
+    ("glm-5.2", "rtx-pro-6000", "0.24.0", 4, "fp8", 78 * 656 + 21 * 132),
+    ("glm-5.2", "rtx-pro-6000", "0.24.0", 4, "auto", 78 * 656 + 21 * 132),
+    ("glm-5.2", "h200-141gb", "0.23.0", 8, "fp8", 78 * (656 + 132)),
+    ("glm-5.2", "h200-141gb", "0.24.0", 8, "auto", 78 * 1152 + 21 * 132),
+    # FlashMLA packs, FlashInfer keeps plain fp8: Blackwell prefers it for few heads at first, then for every fp8 cache.
+    ("deepseek-v3.2", "h200-141gb", "0.33.0", 8, "fp8", 61 * (656 + 132)),
+    ("deepseek-v3.2", "b200", "0.16.0", 8, "fp8", 61 * (656 + 132)),
+    ("deepseek-v3.2", "b200", "0.17.0", 4, "fp8", 61 * (656 + 132)),
+    ("deepseek-v3.2", "b200", "0.17.0", 8, "fp8", 61 * (576 + 132)),
+    ("deepseek-v3.2", "b200", "0.33.0", 4, "fp8", 61 * (576 + 132)),
+    ("glm-5.2", "b200", "0.18.0", 8, "fp8", 78 * (656 + 132)),
+    ("glm-5.2", "b200", "0.24.0", 8, "fp8", 78 * 576 + 21 * 132),
+]
+
+
+@pytest.mark.parametrize(("model", "card", "version", "tp", "kv", "bytes_per_token"), SPARSE)
+def test_sparse_caches_by_release_and_card(
+    model: str, card: str, version: str, tp: int, kv: str, bytes_per_token: float
+) -> None:
+    from headcount.engines import Case, Layout, Settings, engine
+    from headcount.hardware import accelerator
+    from headcount.spec.reader import read_model
+
+    case = Case(
+        model=read_model(model),
+        accelerator=accelerator(card),
+        layout=Layout(tp=tp),
+        context=8192,
+        settings=Settings(kv=kv),
+    )
+    pool = engine("vllm", version).pool(case, 8 * 2**30)
+    assert pool.bytes_per_token == bytes_per_token
+    if (model, version, kv) == ("glm-5.2", "0.24.0", "fp8") and tp == 4:
+        drafts = (("speculative-method", "mtp"), ("num-speculative-tokens", "1"))
+        drafting = case.replace(settings=Settings(kv=kv, arguments=drafts))
+        assert engine("vllm", version).pool(drafting, 8 * 2**30).bytes_per_token == 54_728
+
+
+def test_sparse_attention_needs_its_cards() -> None:
+    from headcount.engines import Case, Layout, Settings, engine
+    from headcount.hardware import accelerator
+    from headcount.spec.reader import read_model
+
+    def start(card: str, version: str) -> None:
+        case = Case(
+            model=read_model("deepseek-v3.2"),
+            accelerator=accelerator(card),
+            layout=Layout(tp=8),
+            context=8192,
+            settings=Settings(),
+        )
+        engine("vllm", version).replica(case)
+
+    start("h200-141gb", "0.23.0")
+    with pytest.raises(LayoutError, match=r"no sparse attention for compute capability 8\.0"):
+        start("a100-80gb", "0.33.0")
+    with pytest.raises(LayoutError, match=r"compute capability 12\.0"):
+        start("rtx-pro-6000", "0.23.0")

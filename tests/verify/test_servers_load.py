@@ -164,6 +164,8 @@ def test_a_server_that_cuts_the_running_reply() -> None:
                 if place > 3 and len(arrivals) > number:
                     break
             yield chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+            # The next reply begins when a busy client, too, has seen the end of this one.
+            time.sleep(0.3)
 
     def handler(method: str, path: str, body: bytes) -> Reply:
         if path == "/extras/tokenize/count":

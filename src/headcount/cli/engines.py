@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from headcount.engines.base import Engine
 
+# Where the help of an argument begins.
+_COLUMN = 38
+
 
 def make_parser() -> Parser:
     """Options of ``engines``."""
@@ -46,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
                 else argument.kind.upper()
             )
             label = f"{argument.name}={values}" if values else argument.name
-            page.wrapped(f"{argument.help}{default}", indent=2, hanging=38, label=label + " ")
+            text = argument.help
+            if len(label) + 3 > _COLUMN:
+                label, text = f"{argument.name}=NAME", f"{text}: {', '.join(argument.choices)}"
+            page.wrapped(f"{text}{default}", indent=2, hanging=_COLUMN, label=label + " ")
         if not each.arguments:
             page.line("  no arguments of its own")
     sys.stdout.write(page.text())

@@ -3,7 +3,8 @@
     weights                the engine's share of the tensors                              reported: weights after loading
     balance                total x utilization - weights - activation - non-torch         reported: cache memory
     tokens_from_kv_memory  pool of the printed cache memory                               reported: blocks, tokens, concurrency
-    bytes_per_token        needed bytes of one request, or cache memory / longest length   reported: kv_needed_gib, ...
+    bytes_per_token        cache bytes of one more token, of one request, or the longest    reported: bytes_per_token,
+                           request that the cache memory holds                             kv_needed_gib, estimated_max_len
     term                   each reserve as the engine's rules predict it                  reported: activation, non-torch, graphs
     end_to_end             from model, card, release and settings alone                   reported: cache memory (else tokens)
 
@@ -107,9 +108,17 @@ def _pool_figures(observation: Observation, pool: Pool, check: str) -> Iterator[
 
 def _needed(observation: Observation, asked: Asked) -> Iterator[Comparison]:
     memory, length = observation.kv_cache_memory_gib, observation.estimated_max_len
-    if observation.kv_needed_gib is None and length is None:
+    if observation.kv_needed_gib is None and length is None and observation.bytes_per_token is None:
         return
     pool = asked.engine.pool(asked.case, round((memory or 0) * GIB))
+    if observation.bytes_per_token is not None:
+        yield Comparison(
+            quantity="one token",
+            check="bytes_per_token",
+            unit="B",
+            predicted=pool.bytes_per_token,
+            reported=observation.bytes_per_token,
+        )
     if observation.kv_needed_gib is not None and pool.needed_bytes is not None:
         yield Comparison(
             quantity="needed",

@@ -26,9 +26,16 @@ from headcount.engines.versions import release
 from headcount.engines.vllm import memory
 from headcount.engines.vllm.layers import cache_setting, rank_layers
 from headcount.engines.vllm.ledger import Stage, replica_ledger
-from headcount.engines.vllm.options import VLLM_ARGUMENTS, Setup, resolve, total_bytes, utilization
+from headcount.engines.vllm.options import (
+    VLLM_ARGUMENTS,
+    Setup,
+    indexed_mixers,
+    resolve,
+    total_bytes,
+    utilization,
+)
 from headcount.engines.vllm.pages import PagePlan, plan_stages
-from headcount.engines.vllm.refusals import vllm_refusal
+from headcount.engines.vllm.refusals import card_refusal, vllm_refusal
 from headcount.engines.vllm.rules import VERIFIED_VERSION, is_prerelease, rules_for
 from headcount.engines.vllm.weights import stage_weights
 from headcount.errors import LayoutError, UsageError
@@ -56,7 +63,15 @@ KV_FORMATS = {
 }
 
 
-_FIRST_PAIRED = (0, 20, 0)
+# First release with each (config/cache.py CacheDType); the others are older than the rules. Nightly builds had them before.
+_FIRST_WITH = {
+    "int8_per_token_head": "0.20.0",
+    "fp8_per_token_head": "0.20.0",
+    "int4_per_token_head": "0.25.0",
+    "nvfp4": "0.20.0",
+    **dict.fromkeys(PAIRED_FORMATS, "0.20.0"),
+}
+_FIRST_SPARSE_NVFP4 = "0.30.0"
 
 
 class Vllm(Engine):
@@ -92,8 +107,13 @@ class Vllm(Engine):
             raise UsageError(
                 f"vLLM has no KV cache format {settings.kv!r}; allowed: auto, {', '.join(KV_FORMATS)}"
             )
-        if asked in PAIRED_FORMATS and release(self.version) < _FIRST_PAIRED:
-            raise UsageError(f"vLLM {self.version} has no {asked} cache; 0.20.0 is the first release with it")
+        first = _FIRST_WITH.get(asked)
+        if asked == "nvfp4" and indexed_mixers(model):
+            first = _FIRST_SPARSE_NVFP4
+        if first and release(self.version) < release(first) and not is_prerelease(self.version):
+            raise UsageError(
+                f"vLLM {self.version} has no {asked} cache for {model.name}; {first} is the first release with it"
+            )
         return KV_FORMATS[asked]
 
     def usable_bytes(self, accelerator: Accelerator, settings: Settings) -> int:
@@ -105,6 +125,8 @@ class Vllm(Engine):
         """Plan the pages of every stage; the stage with the fewest blocks binds."""
         if not case.accelerator.modelled:
             raise LayoutError(f"vLLM is not modelled on {case.accelerator.name}")
+        if reason := card_refusal(case.model, case.accelerator, self.rules, self.version):
+            raise LayoutError(reason)
         setup = self._setup(case)
         cuts, plans = self._plans(case, setup)
         charge = {"batches_in_flight": setup.in_flight_batches, "encoder_tokens": _source_tokens(case.model)}

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from headcount.cost.cache import rank_mixer
 from headcount.engines.vllm.groups import CacheLayer
+from headcount.engines.vllm.options import DS_MLA
 from headcount.engines.vllm.pages import align_hybrid_block, attention_layer, latent_layer, state_layer
 from headcount.errors import UnsupportedModelError
 from headcount.record import Record
@@ -45,8 +46,6 @@ _CPU_BLOCK = 128
 _SPARSE_BLOCK = 64
 # TurboQuant leaves this many layers at either end unpacked.
 _PLAIN_ENDS = 2
-# fp8_ds_mla: 512 fp8 values, 4 fp32 scales, 64 bf16 rotary values (V3.2); nvfp4_ds_mla packs the latent in 4 bits.
-_DS_MLA = {"fp8": 656, "nvfp4": 352}
 # DeepSeek-V4: 448 fp8 values, 64 bf16 rotary values, 8 scale bytes; pages are multiples of 576 B (512 B unpacked).
 _V4_ENTRY, _V4_ALIGN, _V4_PLAIN_ALIGN = 584, 576, 512
 _V4_BLOCK, _V4_WINDOW_BLOCK = 256, 64
@@ -57,7 +56,8 @@ _V4_RINGS = {4: (4, 8), 128: (8, 128)}
 class CacheSetting(Record):
     """What the layers of one model share: the case's setup, sharding, the aligned block and the state's page.
 
-    ``plain``: the format of the first and last two layers where packed keys would cost quality (TurboQuant, no hybrids)
+    plain     the format of the first and last two layers where packed keys would cost quality (TurboQuant, no hybrids)
+    indexer   width of a sparse model's indexer keys where every layer has an indexer, shared or not; else 0
     """
 
     setup: Setup
@@ -65,14 +65,20 @@ class CacheSetting(Record):
     block: int
     state_page: int = 0
     plain: KvFormat | None = None
+    indexer: int = 0
 
 
 def cache_setting(model: ModelSpec, setup: Setup, tp: int) -> CacheSetting:
     """Find the block size: 16 (128 on a CPU), 64 beside a sparse indexer, or lengthened until a page holds a state."""
     mixers = {mixer for layer, _ in model.layer_runs() for mixer in layer.mixers}
-    sparse = any(isinstance(mixer, LatentAttention) and mixer.index_head_dim for mixer in mixers)
+    indexer = max((mixer.index_head_dim for mixer in mixers if isinstance(mixer, LatentAttention)), default=0)
     default = _CPU_BLOCK if setup.on_cpu else _BLOCK
-    setting = CacheSetting(setup=setup, tp=tp, block=_SPARSE_BLOCK if sparse else setup.block_size or default)
+    setting = CacheSetting(
+        setup=setup,
+        tp=tp,
+        block=_SPARSE_BLOCK if indexer else setup.block_size or default,
+        indexer=0 if setup.shared_indexers else indexer,
+    )
     if isinstance(setup.kv, PairedKvFormat) and not any(isinstance(mixer, StateSpace) for mixer in mixers):
         return _with_plain_ends(model, setting, mixers)
     states = [
@@ -167,13 +173,19 @@ def _plain_layers(mixer: Mixer, setting: CacheSetting) -> list[CacheLayer]:
 
 
 def _drafter_mixer(model: ModelSpec) -> Mixer:
-    """The cache of a one-layer drafter: like the model's last full (or latent) attention layer."""
-    for layer in reversed(model.layers):
-        for mixer in layer.mixers:
-            if isinstance(mixer, FullAttention | LatentAttention | CompressedLatent):
-                return (
-                    mixer.replace(rate=0, index_head_dim=0) if isinstance(mixer, CompressedLatent) else mixer
-                )
+    """The cache of a one-layer drafter: like the model's last full (or latent) attention layer.
+
+    In a sparse model it is like the last layer with an indexer: a drafter selects for itself.
+    """
+    whole = [
+        mixer
+        for layer in model.layers
+        for mixer in layer.mixers
+        if isinstance(mixer, FullAttention | LatentAttention | CompressedLatent)
+    ]
+    indexed = [mixer for mixer in whole if isinstance(mixer, LatentAttention) and mixer.index_head_dim]
+    for mixer in reversed(indexed or whole):
+        return mixer.replace(rate=0, index_head_dim=0) if isinstance(mixer, CompressedLatent) else mixer
     raise UnsupportedModelError(f"{model.name} has no full attention layer that a drafter could be like")
 
 
@@ -228,9 +240,8 @@ def _latent(part: LatentAttention, setting: CacheSetting) -> list[CacheLayer]:
     width, kv = part.latent_width, setting.setup.kv
     if setting.setup.latent != "latent":
         return [_expanded(part, setting)]
-    token_bytes = kv.row_bytes(1, width)
-    if part.index_head_dim and kv.name in _DS_MLA:
-        token_bytes = _DS_MLA[kv.name]
+    part = part.replace(index_head_dim=part.index_head_dim or setting.indexer)
+    token_bytes = setting.setup.packed_latent or kv.row_bytes(1, width)
     layers = [latent_layer(block_size=setting.block, width=width, token_bytes=token_bytes, dtype=kv.name)]
     if part.index_head_dim:
         layers.append(
@@ -264,7 +275,7 @@ def _expanded(part: LatentAttention, setting: CacheSetting) -> CacheLayer:
 
 def _compressed(part: CompressedLatent, setting: CacheSetting) -> list[CacheLayer]:
     """DeepSeek-V4: the window's layer, and for rate r > 1 the compressed layer, its rings and its indexer."""
-    packed = setting.setup.kv.name in _DS_MLA
+    packed = setting.setup.kv.name in DS_MLA
     align = _V4_ALIGN if packed else _V4_PLAIN_ALIGN
     entry = _v4_entry(part, setting)
     layers = [_aligned("sliding_mla", _V4_WINDOW_BLOCK, _V4_WINDOW_BLOCK * entry, align, window=part.window)]
@@ -296,7 +307,7 @@ def _v4_entry(part: CompressedLatent, setting: CacheSetting) -> int:
     if kv.name == "fp8":
         return _V4_ENTRY
     if kv.name == "nvfp4":
-        return _DS_MLA["nvfp4"]
+        return DS_MLA["nvfp4"]
     return kv.row_bytes(1, part.head_dim)
 
 

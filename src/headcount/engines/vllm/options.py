@@ -66,6 +66,8 @@ class Setup(Record):
     block_size         tokens of a page when it was given, else None
     windows            sliding layers are planned as such; V0 planned every layer whole
     latent             how latent attention is cached, see ``EngineRules.latent_cache``
+    packed_latent      bytes of a token's latent in a sparse model's packed cache (DeepSeek-V3.2 on); 0: plain rows
+    shared_indexers    layers that take another's selection have no indexer
     hybrid_manager     pages by kind of layer; off: windows and chunks are kept whole
     mamba_mode         none, align or all
     state_bytes        bytes of a recurrent state's numbers when they were given, else None
@@ -84,6 +86,8 @@ class Setup(Record):
     eager: bool
     windows: bool
     latent: str
+    packed_latent: int
+    shared_indexers: bool
     hybrid_manager: bool
     mamba_mode: str
     state_bytes: int | None
@@ -147,6 +151,8 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
         eager=bool(given["enforce-eager"]) or on_cpu,
         windows=rules.generation != "V0",
         latent=rules.latent_cache,
+        packed_latent=_packed_latent(case, rules, kv_name),
+        shared_indexers=rules.shared_indexers,
         hybrid_manager=_hybrid_manager(case.model, given, rules, on_cpu=on_cpu),
         mamba_mode=_mamba_mode(case.model, given, rules),
         state_bytes=STATE_BYTES.get(state),
@@ -160,6 +166,34 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
         towers=not given["language-model-only"],
         on_cpu=on_cpu,
     )
+
+
+# fp8_ds_mla: 512 fp8 values, 4 fp32 scales, 64 bf16 rotary values; nvfp4_ds_mla packs the latent in 4 bits.
+DS_MLA = {"fp8": 656, "nvfp4": 352}
+
+
+def indexed_mixers(model: ModelSpec) -> list[LatentAttention]:
+    """The latent attention that selects by an indexer (DeepSeek-V3.2 on), one for each run of layers."""
+    return [
+        mixer
+        for layer, _ in model.layer_runs()
+        for mixer in layer.mixers
+        if isinstance(mixer, LatentAttention) and mixer.index_head_dim
+    ]
+
+
+def _packed_latent(case: Case, rules: EngineRules, kv_name: str) -> int:
+    """Bytes of one packed latent, by the sparse attention that the release picks for the card; 0: plain."""
+    indexed = indexed_mixers(case.model)
+    if not indexed:
+        return 0
+    generation = (case.accelerator.compute_capability or "").partition(".")[0]
+    if generation == "12" and rules.sparse_sm120 and kv_name in ("bf16", "fp8"):
+        return DS_MLA["fp8"]
+    heads, width = indexed[0].num_attention_heads // case.layout.tp, indexed[0].qk_nope_head_dim
+    if generation == "10" and kv_name == "fp8" and width in rules.sparse_plain_widths:
+        return DS_MLA["fp8"] if heads > rules.sparse_plain_heads else 0
+    return DS_MLA.get(kv_name, 0)
 
 
 # No drafter proposes more at a time; a larger number is a slip of the pen.

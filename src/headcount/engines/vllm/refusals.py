@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from headcount.engines.base import head_refusal, sharded_width, width_refusal
 from headcount.engines.versions import release
+from headcount.engines.vllm.options import indexed_mixers
 from headcount.spec.weight import EXPERTS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.engines.base import Layout
+    from headcount.engines.vllm.rules import EngineRules
+    from headcount.hardware import Accelerator
     from headcount.spec.model import ModelSpec
 
 VOCAB_MULTIPLE = 64
@@ -40,6 +43,20 @@ def vllm_refusal(model: ModelSpec, layout: Layout, version: str) -> str | None:
         head_refusal(model, layout.tp)
         or width_refusal(model, layout.tp, vocab_multiple=VOCAB_MULTIPLE)
         or _group_refusal(model, layout.tp)
+    )
+
+
+def card_refusal(model: ModelSpec, accelerator: Accelerator, rules: EngineRules, version: str) -> str | None:
+    """Sparse attention (DeepSeek-V3.2 on) has kernels for Hopper and Blackwell only."""
+    capability = accelerator.compute_capability
+    if not indexed_mixers(model) or capability is None or accelerator.vendor != "nvidia":
+        return None
+    allowed = ("9", "10", "12") if rules.sparse_sm120 else ("9", "10")
+    if capability.partition(".")[0] in allowed:
+        return None
+    return (
+        f"vLLM {version} has no sparse attention for compute capability {capability} ({accelerator.name}); "
+        f"it has for {', '.join(allowed)}"
     )
 
 

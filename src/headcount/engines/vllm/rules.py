@@ -58,6 +58,10 @@ class EngineRules(Record):
     tokens_from_concurrency  KV tokens = int(concurrency x n), else blocks // groups x smallest block
     latent_cache             latent attention (DeepSeek-V2 on): "" unknown model; 256: all heads, K and V both padded
                              to 256; query: all heads, K and V both as wide as the query; latent: the latent itself
+    sparse_plain_heads       compute capability 10 keeps a sparse model's fp8 cache as plain fp8 up to this many query
+                             heads a rank, if keys are ``sparse_plain_widths`` wide without rotation; else packed
+    sparse_sm120             sparse attention runs on compute capability 12, always on a packed cache
+    shared_indexers          a layer that takes another's selection has no indexer of its own
     mamba_rule               "" unknown; one: 1 block; length: cdiv(n, block); mode: by mamba_cache_mode
     mamba_modes              mamba_cache_mode values
     mamba_default            mode by default: of ``ALL_STATES_MODELS``, of the others
@@ -112,6 +116,10 @@ class EngineRules(Record):
     null_block_reserved: bool = False
     tokens_from_concurrency: bool = False
     latent_cache: str = ""
+    sparse_plain_heads: int = 0
+    sparse_plain_widths: tuple[int, ...] = ()
+    sparse_sm120: bool = False
+    shared_indexers: bool = False
     mamba_rule: str = ""
     mamba_modes: tuple[str, ...] = ()
     mamba_default: tuple[str, str] = ("none", "none")
@@ -239,11 +247,22 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"async_scheduling": True, "requested_rounding": "ceil", "moe_workspace_kept": True},
     ),
     ("0.15.0", {"mamba_rule": "mode", "mamba_modes": MAMBA_CACHE_MODES}),  # v1/kv_cache_interface.py
-    # v1/sample/ops/topk_topp_triton.py
-    ("0.17.0", {"sampler": "triton", "logit_bytes": 14, "sampler_rows_buffer": True}),
+    (
+        "0.17.0",  # v1/sample/ops/topk_topp_triton.py; platforms/cuda.py, mla/flashinfer_mla_sparse.py
+        {
+            "sampler": "triton",
+            "logit_bytes": 14,
+            "sampler_rows_buffer": True,
+            "sparse_plain_heads": 16,
+            "sparse_plain_widths": (128,),
+        },
+    ),
     # v1/core/kv_cache_utils.py, v1/worker/gpu_worker.py and envs.py, config/cache.py
     ("0.18.0", {"widen_below": 1.5, "cuda_graphs_counted": "opt-in", "swap_space": False}),
-    ("0.19.0", {"mxfp4_multiples": _MXFP4_MARLIN}),  # fused_moe/oracle/mxfp4.py
+    (
+        "0.19.0",  # fused_moe/oracle/mxfp4.py; platforms/cuda.py, mla/flashinfer_mla_sparse.py
+        {"mxfp4_multiples": _MXFP4_MARLIN, "sparse_plain_heads": 2**20, "sparse_plain_widths": (128, 192)},
+    ),
     ("0.20.0", {"default_utilization": 0.92, "cuda_graphs_counted": "yes"}),  # config/cache.py, envs.py
     ("0.20.1", {"tokens_from_concurrency": True}),  # v1/core/kv_cache_utils.py _report_kv_cache_config
     ("0.21.0", {"flashinfer_sampler": "default"}),  # envs.py VLLM_USE_FLASHINFER_SAMPLER
@@ -259,8 +278,10 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     ("0.23.0", {"v2_architectures": ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")}),
     (
-        "0.24.0",
+        "0.24.0",  # config/vllm.py; models/deepseek_v2.py, mla/flashinfer_mla_sparse_sm120.py
         {
+            "sparse_sm120": True,
+            "shared_indexers": True,
             "v2_runner": "listed",
             "v2_architectures": (
                 *_MOE_ON_V2,
