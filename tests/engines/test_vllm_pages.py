@@ -24,6 +24,7 @@ from headcount.engines.vllm.rules import RULES, rules_for
 from headcount.errors import LayoutError, UnknownNameError, UnsupportedModelError, UsageError
 from headcount.verify.planner_cases import cache_layer, judge_case
 
+GIB = 2**30
 DATA = Path(__file__).parent / "data"
 CASES = [
     json.loads(line)
@@ -305,6 +306,63 @@ def test_a_cache_format_begins_with_its_release(kv: str, model: str, last_withou
         engine("vllm", last_without).kv_format_name(spec, settings)
 
 
+def start(
+    model: str, card: str, version: str, *, tp: int = 1, context: int = 8192, **settings: Any
+) -> tuple[Any, Any]:
+    from headcount.engines import Case, Layout, Settings, engine
+    from headcount.hardware import accelerator
+    from headcount.spec.reader import read_model
+
+    case = Case(
+        model=read_model(model),
+        accelerator=accelerator(card),
+        layout=Layout(tp=tp),
+        context=context,
+        settings=Settings(**settings),
+    )
+    return engine("vllm", version), case
+
+
+def test_a_state_is_one_block_unless_prefixes_are_cached() -> None:
+    """A 0.13.0 start (two L40S, fp8 KV, 17.58 GiB): 767,552 tokens, 84.29 requests of 32,768; blocks of 1,072 tokens."""
+    settings: dict[str, Any] = {"kv": "fp8", "arguments": (("enable-prefix-caching", "false"),)}
+    vllm, case = start("qwen3-next-80b-a3b", "l40s", "0.13.0", tp=2, context=32768, **settings)
+    pool = vllm.pool(case, round(17.58 * GIB))
+    assert (pool.tokens, pool.block_tokens) == (767_552, 1072)
+    assert pool.concurrency == pytest.approx(84.29, abs=0.04)
+
+
+def test_context_shards_multiply_the_printed_tokens() -> None:
+    """Kimi-K2, TP 8 with decode context parallelism 8, vLLM 0.11.1: 46.80 GiB, 5,721,088 tokens = 8 x 715,136."""
+    shards = {"arguments": (("decode-context-parallel-size", "8"),)}
+    vllm, case = start("kimi-k2", "h200", "0.11.1", tp=8, **shards)
+    assert vllm.pool(case, round(46.8 * GIB)).tokens == pytest.approx(5_721_088, rel=2e-4)
+
+
+def test_v0_gives_cross_layers_blocks_like_all_others() -> None:
+    """Llama-3.2-11B-Vision on V0 (pull request 12126 of vllm): 14.65 GiB make 6,001 blocks over all 40 layers."""
+    vllm, case = start("llama-3.2-11b-vision", "h100-80gb", "0.6.6")
+    assert vllm.pool(case, round(14.65 * GIB)).blocks == pytest.approx(6001, abs=2)
+
+
+def test_hybrids_cache_prefixes_by_default_since_0_28() -> None:
+    """Qwen3.8-27B, of one shape with 3.6, on 0.27.1: 59.21 requests of 8,192 tokens = 829 blocks / 14, one block a state."""
+    for version, blocks in (("0.27.1", 14), ("0.28.0", 17)):
+        vllm, case = start("qwen3.6-27b", "h100-80gb", version)
+        pool = vllm.pool(case, 30 * GIB)
+        assert pool.blocks / pool.concurrency == pytest.approx(blocks)
+
+
+def test_marlin_pads_wider_than_triton() -> None:
+    """gpt-oss-120b, H100, 0.10.1: 65.97 GiB with Marlin's kernels (issue 23278 of vllm), which the low end allows for."""
+    from headcount.engines.vllm.weights import stage_weights
+
+    _, case = start("gpt-oss-120b", "h100-80gb", "0.10.1")
+    (loaded,) = stage_weights(case, [(0, len(case.model.layers))], "0.10.1")
+    assert (loaded.total + loaded.unsure) / GIB == pytest.approx(65.97, rel=0.002)
+    assert loaded.total / GIB == pytest.approx(64.38, rel=0.004)
+
+
 SPARSE: list[tuple[str, str, str, int, str, float]] = [
     # GLM-5.2: 78 layers, 21 indexers. Measured with its drafter's layer and indexer: 54,728 B (vLLM fork, pull request
     # 82 of github.com/local-inference-lab/vllm); without them 656 and 132 less. Before 0.24 each layer has an indexer.
@@ -327,42 +385,21 @@ SPARSE: list[tuple[str, str, str, int, str, float]] = [
 def test_sparse_caches_by_release_and_card(
     model: str, card: str, version: str, tp: int, kv: str, bytes_per_token: float
 ) -> None:
-    from headcount.engines import Case, Layout, Settings, engine
-    from headcount.hardware import accelerator
-    from headcount.spec.reader import read_model
-
-    case = Case(
-        model=read_model(model),
-        accelerator=accelerator(card),
-        layout=Layout(tp=tp),
-        context=8192,
-        settings=Settings(kv=kv),
-    )
-    pool = engine("vllm", version).pool(case, 8 * 2**30)
-    assert pool.bytes_per_token == bytes_per_token
+    vllm, case = start(model, card, version, tp=tp, kv=kv)
+    assert vllm.pool(case, 8 * GIB).bytes_per_token == bytes_per_token
     if (model, version, kv) == ("glm-5.2", "0.24.0", "fp8") and tp == 4:
         drafts = (("speculative-method", "mtp"), ("num-speculative-tokens", "1"))
-        drafting = case.replace(settings=Settings(kv=kv, arguments=drafts))
-        assert engine("vllm", version).pool(drafting, 8 * 2**30).bytes_per_token == 54_728
+        vllm, drafting = start(model, card, version, tp=tp, kv=kv, arguments=drafts)
+        assert vllm.pool(drafting, 8 * GIB).bytes_per_token == 54_728
 
 
 def test_sparse_attention_needs_its_cards() -> None:
-    from headcount.engines import Case, Layout, Settings, engine
-    from headcount.hardware import accelerator
-    from headcount.spec.reader import read_model
+    def replica(card: str, version: str) -> None:
+        vllm, case = start("deepseek-v3.2", card, version, tp=8)
+        vllm.replica(case)
 
-    def start(card: str, version: str) -> None:
-        case = Case(
-            model=read_model("deepseek-v3.2"),
-            accelerator=accelerator(card),
-            layout=Layout(tp=8),
-            context=8192,
-            settings=Settings(),
-        )
-        engine("vllm", version).replica(case)
-
-    start("h200-141gb", "0.23.0")
+    replica("h200-141gb", "0.23.0")
     with pytest.raises(LayoutError, match=r"no sparse attention for compute capability 8\.0"):
-        start("a100-80gb", "0.33.0")
+        replica("a100-80gb", "0.33.0")
     with pytest.raises(LayoutError, match=r"compute capability 12\.0"):
-        start("rtx-pro-6000", "0.23.0")
+        replica("rtx-pro-6000", "0.23.0")

@@ -17,7 +17,8 @@ from headcount.verify.observation import read_observation
 
 # (engine, check): rows at least, share reproduced at least, 90th percentile at most, figures left out at most.
 HELD = {
-    ("vllm", "tokens_from_kv_memory"): (40, 0.95, 0.005, 41),
+    # Three rows of hybrids from the days of 0.26 and 0.27 do not say that they cache prefixes, which was off by default then.
+    ("vllm", "tokens_from_kv_memory"): (37, 0.95, 0.005, 45),
     ("vllm", "weights"): (45, 0.92, 0.012, 17),
     ("vllm", "balance"): (41, 0.95, 0.01, 2),
     ("llama.cpp", "tokens_from_kv_memory"): (10, 0.95, 0.005, 4),

@@ -30,6 +30,10 @@ def write_receipt(page: Page, receipt: Receipt) -> None:
     page.blank()
     rows = [_cells(line) for line in receipt.lines]
     page.table(("", "predicted", "reported", "difference", ""), rows, right={1, 2, 3})
+    for line in receipt.lines:
+        if line.reason:
+            page.blank()
+            page.wrapped(f"{line.quantity}: {line.reason}", indent=2, hanging=13, label="open ")
     if receipt.explains:
         page.blank()
         page.wrapped(receipt.explains, indent=2, hanging=13, label="explains ")
@@ -62,7 +66,7 @@ def _cells(line: Comparison) -> tuple[str, str, str, str, str]:
         _number(line.predicted, places),
         _number(line.reported, places),
         difference,
-        line.reason or _BASIS.get(line.check, ""),
+        "see below" if line.reason else _BASIS.get(line.check, ""),
     )
 
 

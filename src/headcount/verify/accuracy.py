@@ -32,7 +32,6 @@ _MOST_LINE = 1 << 20
 _MOST_CONFIG = 16 << 20
 # How a config's own note begins when its shape is not the published one.
 _UNSURE = ("not known", "inferred")
-_PACKING_WORDS = ("every linear", "the packing", "16-bit weights")
 DEFECT = "internal error"
 _TOKENS = "tokens_from_kv_memory"
 # The arithmetic checks hold within the rounding of what was printed.

@@ -58,6 +58,8 @@ _ENGINES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 }
 # The engine's own name of the tokens of a page.
 _PAGE_ARGUMENT = {"vllm": "block-size", "tensorrt-llm": "tokens-per-block", "transformers": "page-size"}
+# Types of keys and values that differ, as llama.cpp's own lines and people write them: K q8_0, V q4_0; q8_0/q4_0.
+_TWO_TYPES = re.compile(r"(?:k[ =:]+)?(\w+)\s*[,/;]\s*(?:v[ =:]+)?(\w+)")
 _PLAIN_WORDS = ("bfloat16", "float16", "bf16", "fp16", "auto")
 # Days on which SGLang's sampled releases were published.
 _SGLANG = (
@@ -73,7 +75,8 @@ _SGLANG = (
 )
 # TensorRT-LLM 1.0, whose PyTorch backend is the default.
 _TRT_PYTORCH = "2025-09"
-_LAYER_SPLIT = ("llama.cpp", "ollama")
+# Engines of slots, whose cache is as large as the context that is asked for; layers are split over their devices.
+SLOT_ENGINES = ("llama.cpp", "ollama")
 _DEFAULT_CONTEXT = 4096
 _UNKNOWN_GB = 80
 
@@ -154,15 +157,21 @@ def _version(observation: Observation, name: str, assumed: list[str]) -> str | N
     """The release whose rules are used; None for the engine's newest."""
     if name == "vllm":
         return _vllm_version(observation, assumed)
-    if name in ("llama.cpp", "ollama") and observation.date and observation.engine_version is None:
+    if name in SLOT_ENGINES and observation.date and observation.engine_version is None:
         # Builds come out daily: the day of the log stands for one. Half of a year whose month is not said has passed.
         day = observation.date if len(observation.date) > 4 else observation.date + "-07"
         assumed.append(f"{name} of {day}")
         return day
     if name == "sglang" and observation.date and observation.engine_version is None:
         day = observation.date + "~"
-        found = next((release for since, release in _SGLANG if since <= day), _SGLANG[-1][1])
-        assumed.append(f"SGLang {found}: the newest release with rules on {observation.date}")
+        found = next((release for since, release in _SGLANG if since <= day), None)
+        if found is None:
+            found = _SGLANG[-1][1]
+            assumed.append(
+                f"SGLang {found}: the oldest release with rules; the start is of {observation.date}"
+            )
+        else:
+            assumed.append(f"SGLang {found}: the newest release with rules on {observation.date}")
         return found
     if (
         name == "tensorrt-llm"
@@ -211,7 +220,7 @@ def _layout(observation: Observation, assumed: list[str]) -> Layout:
     tp = observation.tensor_parallel
     if tp is None:
         tp = 1
-        if observation.engine in _LAYER_SPLIT:
+        if observation.engine in SLOT_ENGINES:
             # Their figures are sums over devices, whichever layers lie where.
             return Layout()
         if (observation.gpu_count or 1) > 1:
@@ -224,11 +233,17 @@ def _layout(observation: Observation, assumed: list[str]) -> Layout:
 
 def _settings(observation: Observation, model: ModelSpec, assumed: list[str]) -> tuple[Settings, bool]:
     """The settings, and whether the packing of the weights is known from the config."""
-    kv = (observation.kv_cache_dtype or "auto").strip().lower().split(" ")[0]
+    arguments = dict(observation.arguments)
+    said = (observation.kv_cache_dtype or "auto").strip().lower()
+    two = _TWO_TYPES.fullmatch(said) if observation.engine == "llama.cpp" else None
+    kv = two[1] if two is not None else said.split(" ")[0]
     kv = _KV_NAMES.get(kv, kv)
+    if two is not None and two[1] != two[2]:
+        # Values in blocks are read by flash attention only, so that it was on.
+        flash = {"flash-attn": "on"} if two[2].startswith(("q", "iq")) else {}
+        kv, arguments = "auto", {"cache-type-k": two[1], "cache-type-v": two[2]} | flash | arguments
     if observation.kv_cache_dtype is None:
         assumed.append("KV dtype: the default")
-    arguments = dict(observation.arguments)
     page = _PAGE_ARGUMENT.get(_ENGINES.get(observation.engine, (observation.engine, ()))[0])
     if observation.block_size is not None and page is not None:
         arguments.setdefault(page, str(observation.block_size))
@@ -249,7 +264,7 @@ def _settings(observation: Observation, model: ModelSpec, assumed: list[str]) ->
 def _weights(observation: Observation, model: ModelSpec, assumed: list[str]) -> tuple[str, bool]:
     """``(format, whether the config says it)``: the config's own, else what the log or the model's name says."""
     said = f"{observation.weight_dtype_or_quant or ''} {observation.model or ''}".lower()
-    if observation.engine in _LAYER_SPLIT:
+    if observation.engine in SLOT_ENGINES:
         return _gguf(observation, assumed)
     if "gguf" in said:
         assumed.append("16-bit weights: the mix of the GGUF file was not said")
@@ -277,7 +292,9 @@ def _gguf(observation: Observation, assumed: list[str]) -> tuple[str, bool]:
     try:
         return mix_name(said), True
     except HeadcountError:
-        assumed.append("16-bit weights: the mix of the GGUF file was not said")
+        assumed.append(
+            "the mix of the GGUF file was not said: its weights are not compared (--weights q4_k_m)"
+        )
         return "auto", False
 
 

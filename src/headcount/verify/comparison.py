@@ -17,14 +17,14 @@ from __future__ import annotations
 from headcount.engines.vllm.rules import rules_for
 from headcount.errors import HeadcountError
 from headcount.units import GIB
-from headcount.verify.case_of import Asked
+from headcount.verify.case_of import SLOT_ENGINES, Asked
 from headcount.verify.observation import Comparison
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headcount.engines.base import Pool, Replica
+    from headcount.engines.base import Case, Pool, Replica
     from headcount.verify.observation import Observation
 
 
@@ -42,10 +42,25 @@ def compare(observation: Observation, asked: Asked) -> tuple[Comparison, ...]:
 def _weights(observation: Observation, asked: Asked) -> Iterator[Comparison]:
     if observation.weights_gib is None:
         return
-    predicted = asked.engine.loaded_bytes(asked.case) / GIB
+    # A GGUF file's mix is in no config, and another one is no prediction.
+    unknown = asked.engine.name in SLOT_ENGINES and not asked.weights_known
     yield Comparison(
-        quantity="weights", check="weights", unit="GiB", predicted=predicted, reported=observation.weights_gib
+        quantity="weights",
+        check="weights",
+        unit="GiB",
+        predicted=None if unknown else asked.engine.loaded_bytes(asked.case) / GIB,
+        reported=observation.weights_gib,
+        reason="the mix of the GGUF file was not said" if unknown else _other_weights(asked),
     )
+
+
+def _other_weights(asked: Asked) -> str:
+    """Why the printed weights are not the tensors' bytes; "" when they are."""
+    found = asked.engine
+    on_amd = found.name == "vllm" and asked.case.accelerator.vendor == "amd"
+    if on_amd and rules_for(found.version).rocm_prints_used_memory:
+        return f"vLLM {found.version} prints on AMD what the device lost while loading, not the tensors"
+    return ""
 
 
 def _balance(observation: Observation, asked: Asked) -> Iterator[Comparison]:
@@ -55,9 +70,9 @@ def _balance(observation: Observation, asked: Asked) -> Iterator[Comparison]:
         return
     if observation.kv_cache_memory_gib is None:
         return
-    counted = asked.engine.version and rules_for(asked.engine.version).cuda_graphs_counted == "yes"
+    rules = rules_for(asked.engine.version)
     taken = sum(term for term in terms if term is not None)
-    if counted:
+    if rules.cuda_graphs_counted == "yes" and not rules.charged_by_free_memory:
         taken += observation.cuda_graphs_gib or 0.0
     yield Comparison(
         quantity="cache memory",
@@ -160,14 +175,19 @@ def _end_to_end(observation: Observation, asked: Asked) -> Iterator[Comparison]:
         # There the cache is as large as its environment variable says; nothing is left over to predict.
         return
     try:
-        replica = asked.engine.replica(asked.case)
+        replica = asked.engine.replica(_as_started(observation, asked))
     except HeadcountError as error:
+        if asked.engine.name in SLOT_ENGINES:
+            return
         yield Comparison(
             quantity="cache memory", check="end_to_end", unit="GiB", reported=memory, reason=str(error)
         )
         return
-    yield from _terms(observation, replica)
+    yield from _terms(observation, asked, replica)
     budget = replica.budget
+    if asked.engine.name in SLOT_ENGINES:
+        # There a cache is as large as its context asks; the pool's own check compares it.
+        return
     if memory is not None:
         yield Comparison(
             quantity="cache memory",
@@ -190,6 +210,15 @@ def _end_to_end(observation: Observation, asked: Asked) -> Iterator[Comparison]:
             yield best.replace(low=least.predicted, high=most.predicted)
 
 
+def _as_started(observation: Observation, asked: Asked) -> Case:
+    """The case of the server that ran: one of slots has a context that its slots share."""
+    if asked.engine.name not in SLOT_ENGINES:
+        return asked.case
+    slots = observation.max_num_seqs or 1
+    settings = asked.case.settings.replace(max_num_seqs=slots)
+    return asked.case.replace(context=max(1, asked.case.context // slots), settings=settings)
+
+
 # Words that begin an engine's own name of a term, the quantity, and the field of the observation.
 _TERMS = (
     ("activations", "activation", "peak_activation_gib"),
@@ -199,8 +228,11 @@ _TERMS = (
 )
 
 
-def _terms(observation: Observation, replica: Replica) -> Iterator[Comparison]:
-    for name, predicted in replica.budget.overhead:
+def _terms(observation: Observation, asked: Asked, replica: Replica) -> Iterator[Comparison]:
+    terms = dict(replica.budget.overhead)
+    if asked.engine.name == "vllm" and rules_for(asked.engine.version).charged_by_free_memory:
+        terms["activations"] = terms.get("activations", 0) + terms.get("CUDA graphs", 0)
+    for name, predicted in terms.items():
         for words, quantity, field in _TERMS:
             reported = getattr(observation, field)
             if name.startswith(words) and reported is not None:

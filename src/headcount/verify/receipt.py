@@ -12,7 +12,7 @@ from headcount.engines.calibration import Calibration
 from headcount.errors import HeadcountError, UsageError
 from headcount.record import Record
 from headcount.units import GIB
-from headcount.verify.case_of import Asked, ask
+from headcount.verify.case_of import SLOT_ENGINES, Asked, ask
 from headcount.verify.comparison import compare
 from headcount.verify.explanation import explain_gap, unsaid
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from headcount.spec.model import ModelSpec
     from headcount.verify.observation import Comparison, Observation
 
+# Differences that need no words [GiB].
+_SMALL_GIB = 0.05
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _GIB_TERMS = (
     ("device_bytes", "gpu_total_memory_gib"),
@@ -67,7 +69,8 @@ def find_model(observation: Observation, named: str | None) -> ModelSpec:
     if observation.model is None:
         raise UsageError("the log does not name the model; say which with --model NAME")
     name = observation.model.strip().rstrip("/")
-    for text in dict.fromkeys((name, name.rsplit("/", 1)[-1], _dashed(name))):
+    dashed = _dashed(name)
+    for text in dict.fromkeys((name, name.rsplit("/", 1)[-1], dashed, dashed.partition("-")[2])):
         found = catalogue.entry(text)
         if found is not None:
             return read_model(text)
@@ -79,7 +82,10 @@ def find_model(observation: Observation, named: str | None) -> ModelSpec:
 
 
 def _dashed(name: str) -> str:
-    """A GGUF's ``Smollm2 135M 8k ...`` or ``Gemma 3 270m`` as a catalogue name: words up to the size, with dashes."""
+    """A GGUF's ``Smollm2 135M 8k ...`` or ``Gemma 3 270m`` as a catalogue name: words up to the size, with dashes.
+
+    A maker's name may stand before it (``Meta Llama 3.1 8B Instruct``).
+    """
     words = name.lower().replace("_", " ").split()
     for count, word in enumerate(words, start=1):
         if word[:1].isdigit() and word[-1:] in ("b", "m"):
@@ -125,10 +131,18 @@ def make_receipt(
 
 def _longest(observation: Observation, asked: Asked) -> int:
     """The longest conversation the server takes: of one slot, where its context is divided."""
-    slots = observation.max_num_seqs or 1
-    if asked.engine.name in DIVIDED and not _unified(observation):
-        return max(1, asked.case.context // slots)
-    return asked.case.context
+    if asked.engine.name not in SLOT_ENGINES:
+        return asked.case.context
+    cells = _cells(observation, asked)
+    return cells if _unified(observation) else max(1, cells // (observation.max_num_seqs or 1))
+
+
+def _cells(observation: Observation, asked: Asked) -> int:
+    """All tokens of a server of slots: as printed, as asked, else as many as its cache has bytes for."""
+    stated = observation.kv_cache_tokens or observation.max_model_len
+    if stated or not observation.kv_cache_memory_gib:
+        return stated or asked.case.context
+    return asked.engine.printed_tokens(asked.case, round(observation.kv_cache_memory_gib * GIB))
 
 
 def _other_model(observation: Observation, model: ModelSpec) -> tuple[str, ...]:
@@ -174,10 +188,6 @@ def calibrate(observation: Observation, asked: Asked, origin: str) -> Calibratio
     )
 
 
-# Engines whose context is divided by their slots, unless the cells are unified.
-DIVIDED = ("llama.cpp", "ollama")
-
-
 def _unified(observation: Observation) -> bool:
     return dict(observation.arguments).get("kv-unified", "false") in ("true", "on", "1")
 
@@ -195,7 +205,7 @@ def _held(
     case = asked.case.replace(context=context)
     memory = observation.kv_cache_memory_gib
     try:
-        if asked.engine.name in DIVIDED:
+        if asked.engine.name in SLOT_ENGINES:
             return _slots_held(observation, asked, context)
         found = asked.engine.holds(
             case if asked.engine.name != "vllm" else _with_longest(case, longest),
@@ -221,7 +231,7 @@ def _slots_held(
     observation: Observation, asked: Asked, context: int
 ) -> tuple[int | None, int | None, int | None, str]:
     """A server of slots: as many as it was given, or as its common cells hold."""
-    cells = observation.kv_cache_tokens or asked.case.context
+    cells = _cells(observation, asked)
     slots = observation.max_num_seqs or 1
     found = min(slots, cells // context)
     return found, found, found, f"its {slots} slot{'s' if slots > 1 else ''} and {cells:,} cells"
@@ -229,8 +239,10 @@ def _slots_held(
 
 def _explain(observation: Observation, asked: Asked, lines: tuple[Comparison, ...]) -> str:
     """Name the setting that explains a pool, else the card that cannot be, else the term that is furthest off."""
+    memory = observation.kv_cache_memory_gib
+    allowed = 0.005 + (_rounding(memory) if memory else 0.0)
     for line in lines:
-        if line.check == "tokens_from_kv_memory" and abs(line.relative_error or 0) > 0.005:
+        if line.check == "tokens_from_kv_memory" and abs(line.relative_error or 0) > allowed:
             found = explain_gap(observation, asked, line.quantity)
             if found:
                 return f"{line.quantity}: {found}"
@@ -239,23 +251,40 @@ def _explain(observation: Observation, asked: Asked, lines: tuple[Comparison, ..
             return (
                 f"{line.quantity}: no setting that the log leaves open reproduces it{left}: is it this model?"
             )
-    said = (observation.weights_gib or 0) + (observation.kv_cache_memory_gib or 0)
+    said = (observation.weights_gib or 0) + (memory or 0)
     card = (
         asked.engine.usable_bytes(asked.case.accelerator, asked.case.settings.replace(utilization=1.0)) / GIB
     )
-    if asked.card_known and said > card and asked.engine.name not in DIVIDED:
+    if asked.card_known and said > card and asked.engine.name not in SLOT_ENGINES:
         what = "weights and cache" if observation.weights_gib else "the cache"
         return f"{what} took {said:.2f} GiB and {asked.case.accelerator.name} has {card:.2f}: another card?"
-    terms = [
-        line for line in lines if line.unit == "GiB" and line.check in ("term", "weights") and line.difference
-    ]
-    worst = max(terms, key=lambda line: abs(line.difference or 0), default=None)
+    return _worst_term(lines)
+
+
+def _rounding(printed: float) -> float:
+    """Half a unit of the last printed decimal, relative to the figure."""
+    decimals = len(f"{printed!r}".partition(".")[2])
+    return 0.5 * 10.0**-decimals / printed
+
+
+def _worst_term(lines: tuple[Comparison, ...]) -> str:
+    """The term that is furthest off, of those that could have moved the cache the way it moved: more taken, less left."""
     whole = next((line for line in lines if line.check == "end_to_end" and line.unit == "GiB"), None)
-    gap = abs(whole.difference or 0) if whole is not None else 0.0
-    if worst is None or abs(worst.difference or 0) < 0.05:
+    moved = (whole.difference or 0.0) if whole is not None else 0.0
+    gap = abs(moved)
+    terms = [
+        line
+        for line in lines
+        if line.unit == "GiB" and line.check in ("term", "weights") and not line.reason
+        if gap < _SMALL_GIB or (line.difference or 0.0) * moved < 0
+    ]
+    worst = max(terms, key=lambda line: abs(line.difference or 0.0), default=None)
+    if worst is None or abs(worst.difference or 0.0) < _SMALL_GIB:
         return (
-            "" if gap < 0.05 else f"{gap:.2f} GiB of the cache's gap are in terms that the log does not print"
+            ""
+            if gap < _SMALL_GIB
+            else f"{gap:.2f} GiB of the cache's gap are in terms that the log does not print"
         )
-    side = "more" if (worst.difference or 0) < 0 else "less"
-    words = f"{worst.quantity} took {abs(worst.difference or 0):.2f} GiB {side} than predicted"
-    return words if gap < 0.05 else f"{words}, of a gap of {gap:.2f} GiB"
+    side = "more" if (worst.difference or 0.0) < 0 else "less"
+    words = f"{worst.quantity} took {abs(worst.difference or 0.0):.2f} GiB {side} than predicted"
+    return words if gap < _SMALL_GIB else f"{words}, of a gap of {gap:.2f} GiB"

@@ -231,7 +231,7 @@ class Vllm(Engine):
                 )
             extra = reserves[shape]
             room = requested - weights.total
-            best, least, most = room - extra.total, room - extra.high, room - extra.low
+            best, least, most = room - extra.total, room - extra.high - weights.unsure, room - extra.low
             given, why = self._given_cache(case, setup, plan)
             if given is not None:
                 best = least = most = given

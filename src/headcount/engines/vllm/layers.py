@@ -200,7 +200,8 @@ def _cache_layers(mixer: Mixer, setting: CacheSetting) -> list[CacheLayer]:
         return _compressed(part, setting)
     if isinstance(part, StateSpace):
         state_bytes = _state_bytes(part, setting.setup)
-        block = setting.block if setting.state_page else max(setting.setup.longest, 1)
+        aligned = setting.state_page and setting.setup.states_cached
+        block = setting.block if aligned else max(setting.setup.longest, 1)
         page = max(setting.state_page, state_bytes)
         return [
             state_layer(
@@ -220,7 +221,8 @@ def _headed(part: HeadedAttention, setting: CacheSetting) -> CacheLayer:
     kind, reach = "full", 0
     if isinstance(part, SlidingWindow) and setting.setup.windows:
         kind, reach = "sliding", part.window
-    elif isinstance(part, CrossAttention):
+    elif isinstance(part, CrossAttention) and setting.setup.windows:
+        # V0 has one kind of block, over all layers; the blocks that a request's images take come on top of its tokens'.
         kind = "cross"
     elif isinstance(part, ChunkedAttention):
         # The hybrid manager is off for Llama 4, so that a chunk allocates like full attention.

@@ -70,6 +70,7 @@ class Setup(Record):
     shared_indexers    layers that take another's selection have no indexer
     hybrid_manager     pages by kind of layer; off: windows and chunks are kept whole
     mamba_mode         none, align or all
+    states_cached      states are kept at the ends of blocks, for prefix caching; else one state of the whole request
     state_bytes        bytes of a recurrent state's numbers when they were given, else None
     context_shards     ranks that share the tokens of one request (decode context parallelism)
     drafter            speculative method, and ``draft_tokens`` a step
@@ -90,6 +91,7 @@ class Setup(Record):
     shared_indexers: bool
     hybrid_manager: bool
     mamba_mode: str
+    states_cached: bool
     state_bytes: int | None
     context_shards: int
     drafter: str
@@ -140,7 +142,7 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
             f"without chunked prefill max_num_batched_tokens {tokens:,} must reach the longest request, {longest:,}"
         )
     asynchronous = rules.async_scheduling and not given["no-async-scheduling"] and not on_cpu
-    state = str(given["mamba-ssm-cache-dtype"])
+    state, mode = str(given["mamba-ssm-cache-dtype"]), _mamba_mode(case.model, given, rules)
     return Setup(
         version=version,
         kv=kv_format(kv_name),
@@ -154,7 +156,8 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
         packed_latent=_packed_latent(case, rules, kv_name),
         shared_indexers=rules.shared_indexers,
         hybrid_manager=_hybrid_manager(case.model, given, rules, on_cpu=on_cpu),
-        mamba_mode=_mamba_mode(case.model, given, rules),
+        mamba_mode=mode,
+        states_cached=mode != "none" or _states_by_length(case.model, given, rules),
         state_bytes=STATE_BYTES.get(state),
         context_shards=_context_shards(case, int(given["decode-context-parallel-size"] or 1)),
         drafter=drafter,
@@ -254,6 +257,12 @@ def _mamba_mode(model: ModelSpec, given: dict[str, Any], rules: EngineRules) -> 
     if mode == "none":
         mode = "all" if every else "align"
     return mode if mode in rules.mamba_modes else "none"
+
+
+def _states_by_length(model: ModelSpec, given: dict[str, Any], rules: EngineRules) -> bool:
+    """Before the modes, prefix caching kept a state for every block, of the models that had it, when it was asked for."""
+    asked = bool(given["enable-prefix-caching"]) and model.family in ALL_STATES_MODELS
+    return rules.mamba_rule == "length" and asked
 
 
 def _context_shards(case: Case, shards: int) -> int:

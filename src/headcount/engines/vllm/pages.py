@@ -199,22 +199,17 @@ class PagePlan(Record):
     def kv_tokens(
         self, num_blocks: int, tokens: int, max_in_flight_tokens: int, *, encoder_tokens: int = 0
     ) -> int:
-        """vLLM's start-up figure "GPU KV cache size": int(concurrency x tokens), since 0.21.
+        """vLLM's start-up figure "GPU KV cache size": int(concurrency x tokens), since 0.20.1.
 
-        Before: num_blocks // groups x smallest block size. Raises UnsupportedModelError without a cache, and
-        with context shards before 0.21, where the figure is not known.
+        Before: num_blocks // groups x smallest block size x context shards. Raises UnsupportedModelError without a cache.
         """
         if self.rules.tokens_from_concurrency:
             requests = self.concurrency(
                 num_blocks, tokens, max_in_flight_tokens, encoder_tokens=encoder_tokens
             )
             return int(requests * tokens)
-        if self.context_shards > 1:
-            raise UnsupportedModelError(
-                f"vLLM {self.rules.version} prints another KV token count with decode context parallelism"
-            )
         blocks_per_group = num_blocks // self._not_zero(len(self.groups))
-        return blocks_per_group * min(group.block_size for group in self.groups)
+        return blocks_per_group * min(group.block_size for group in self.groups) * self.context_shards
 
     def blocks_of_tokens(
         self, tokens: int, longest: int, max_in_flight_tokens: int, *, encoder_tokens: int = 0
@@ -223,7 +218,8 @@ class PagePlan(Record):
         if self.rules.tokens_from_concurrency:
             charged = self.blocks_per_request(longest, max_in_flight_tokens, encoder_tokens=encoder_tokens)
             return round(tokens * charged / longest)
-        return tokens // min(group.block_size for group in self.groups) * len(self.groups)
+        block = min(group.block_size for group in self.groups) * self.context_shards
+        return tokens // block * len(self.groups)
 
     def live_conversations(
         self, num_blocks: int, tokens: int, *, batches_in_flight: int = 1, encoder_tokens: int = 0

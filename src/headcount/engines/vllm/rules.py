@@ -42,7 +42,9 @@ class EngineRules(Record):
     requested_rounding       of total x utilization: truncated (cache bytes are cut at the end) or ceil
     free_checked             the start is refused when less than that is free
     charged_memory           bytes outside weights and tensors that reduce the cache
-    charged_by_free_memory   weights and growth are one figure, free memory before less after (else summed apart)
+    charged_by_free_memory   weights and growth are one figure, free memory before less after (else summed apart); the
+                             printed peak activation holds the CUDA graphs' estimate
+    rocm_prints_used_memory  on AMD "Model loading took" is what the device lost, not what PyTorch allocated
     cublas_charged           cuBLAS handles are made after the first snapshot, so they are growth
     cuda_graphs_counted      no, opt-in or yes: whether graph memory is taken off the cache
     largest_graph            largest batch captured; ``largest_graph_sm100`` on compute capability 10
@@ -71,7 +73,6 @@ class EngineRules(Record):
     async_scheduling         on by default
     large_device             what gives the larger batch defaults: "" nothing, name (H100, H200) or memory (70 GiB)
     a100_is_large            an A100-80GB takes the batch defaults of devices of 70 GiB and more
-    gb10_is_large            so does a GB10
     tier_160_gib             batch defaults have a tier for devices of 160 GiB and more
     small_device_seqs        max_num_seqs of a device that is not large
     seqs_capped_by_tokens    default max_num_seqs <= max_num_batched_tokens
@@ -101,6 +102,7 @@ class EngineRules(Record):
     free_checked: bool = False
     charged_memory: str = "growth of the reserved memory since before NCCL set-up"
     charged_by_free_memory: bool = False
+    rocm_prints_used_memory: bool = True
     cublas_charged: bool = True
     cuda_graphs_counted: str = "no"
     largest_graph: int = 256
@@ -129,7 +131,6 @@ class EngineRules(Record):
     async_scheduling: bool = False
     large_device: str = ""
     a100_is_large: bool = False
-    gb10_is_large: bool = True
     tier_160_gib: bool = False
     small_device_seqs: int = 256
     seqs_capped_by_tokens: bool = False
@@ -168,8 +169,8 @@ _PENALTY_TABLES = 4.125
 # gpt-oss. Marlin's: 128 and 256 in mxfp4.py. Which one ran is not printed; it is inferred from five starts of gpt-oss on
 # H100 (llm-d-planner PR 205): 2026-02, +0.65 and +3.61 GiB beside the tensors of 20b and 120b, here 0.63 and 3.78; 0.19,
 # +0.82 (TP 1) and +0.60 (TP 2), here 0.86 and 0.65. Not exact, so the kernels do something that is not known.
-_MXFP4_TRITON = (64, 256)
-_MXFP4_MARLIN = (128, 256)
+MXFP4_TRITON = (64, 256)
+MXFP4_MARLIN = (128, 256)
 
 # Oldest first. The logit bytes are counted under ``bytes_per_logit``.
 _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -227,7 +228,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     # config/__init__.py VllmConfig (VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE), engine/arg_utils.py
     (
         "0.10.1",
-        {"chunked_freed": False, "seqs_capped_by_tokens": True, "mxfp4_multiples": _MXFP4_TRITON},
+        {"chunked_freed": False, "seqs_capped_by_tokens": True, "mxfp4_multiples": MXFP4_TRITON},
     ),
     # engine/arg_utils.py _is_v1_supported_oracle, v1/kv_cache_interface.py MambaSpec
     ("0.10.2", {"mamba_rule": "one", "mamba_modes": ("none",)}),
@@ -261,11 +262,12 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("0.18.0", {"widen_below": 1.5, "cuda_graphs_counted": "opt-in", "swap_space": False}),
     (
         "0.19.0",  # fused_moe/oracle/mxfp4.py; platforms/cuda.py, mla/flashinfer_mla_sparse.py
-        {"mxfp4_multiples": _MXFP4_MARLIN, "sparse_plain_heads": 2**20, "sparse_plain_widths": (128, 192)},
+        {"mxfp4_multiples": MXFP4_MARLIN, "sparse_plain_heads": 2**20, "sparse_plain_widths": (128, 192)},
     ),
     ("0.20.0", {"default_utilization": 0.92, "cuda_graphs_counted": "yes"}),  # config/cache.py, envs.py
     ("0.20.1", {"tokens_from_concurrency": True}),  # v1/core/kv_cache_utils.py _report_kv_cache_config
-    ("0.21.0", {"flashinfer_sampler": "default"}),  # envs.py VLLM_USE_FLASHINFER_SAMPLER
+    # envs.py VLLM_USE_FLASHINFER_SAMPLER; platforms/rocm.py get_current_memory_usage
+    ("0.21.0", {"flashinfer_sampler": "default", "rocm_prints_used_memory": False}),
     (
         "0.22.0",  # v1/kv_cache_interface.py MambaSpec; config/vllm.py use_v2_model_runner
         {
@@ -296,7 +298,6 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         "0.26.0",  # config/vllm.py max_in_flight_tokens, config/model.py, v1/worker/gpu/sample/sampler.py
         {
             "in_flight_batches": True,
-            "hybrid_prefix_caching": True,
             "mamba_default": ("all", "align"),
             "v2_architectures": _MORE_ON_V2,
             "v2_logit_bytes": 2,
@@ -314,6 +315,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         "0.28.0",  # engine/arg_utils.py get_batch_defaults, config/vllm.py, model_executor/models/config.py
         {
             "tier_160_gib": True,
+            "hybrid_prefix_caching": True,
             "largest_graph_sm100": 1024,
             "mamba_default": ("align", "align"),
             "v2_architectures": (*_MORE_ON_V2, "KimiK3ForConditionalGeneration", "DeepseekV4ForCausalLM"),
@@ -340,7 +342,6 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         "0.33.0",  # v1/worker/gpu/model_runner.py _dummy_sampler_run, gpu_worker.py, arg_utils.py
         {
             "cublas_charged": False,
-            "gb10_is_large": False,
             "sampler": "triton",
             "logit_bytes": 14,
             "v2_logit_bytes": 14,
@@ -535,7 +536,8 @@ def batch_defaults(
     if rules.large_device == "name":
         large = "h100" in name or "h200" in name
     else:
-        barred = ("a100" in name and not rules.a100_is_large) or ("gb10" in name and not rules.gb10_is_large)
+        # A GB10's driver does not tell its memory, which counts as none; 0.33, which asks elsewhere, bars it by name.
+        barred = "gb10" in name or ("a100" in name and not rules.a100_is_large)
         large = device_bytes >= 70 * GIB and not barred
     if rules.tier_160_gib and device_bytes >= 160 * GIB:
         tokens, seqs = 16384, 1024

@@ -10,7 +10,7 @@ from headcount.cost.cache import mixer_runs
 from headcount.cost.weights import nominal_scale, rank_weights, weight_format
 from headcount.engines.vllm.refusals import VOCAB_MULTIPLE
 from headcount.engines.vllm.rotary import rotary_bytes
-from headcount.engines.vllm.rules import rules_for
+from headcount.engines.vllm.rules import MXFP4_MARLIN, MXFP4_TRITON, rules_for
 from headcount.record import Record
 from headcount.spec.attention import LatentAttention
 from headcount.spec.weight import EXPERTS
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 class StageWeights(Record):
     """Bytes of weights on one rank of a pipeline stage: sharded tensors, rotary tables, kernels' padding, absorbed copies.
 
-    ``measured`` replaces all of it: what a calibration saw after loading.
+    ``unsure``: bytes more where another kernel may have been taken. ``measured`` replaces all of it: what a calibration saw.
     """
 
     tensors: int
     tables: int = 0
     padding: int = 0
     absorbed: int = 0
+    unsure: int = 0
     measured: bool = False
 
     @property
@@ -64,30 +65,35 @@ def stage_weights(case: Case, cuts: list[tuple[int, int]], version: str) -> list
     ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
     numerator, denominator = nominal_scale(model, fmt)
     # Padding is not in a file, tables are in none either: both come after the nominal scale.
-    tables, padding, absorbed = rotary_bytes(model), padded_expert_bytes(case, version), absorbed_bytes(case)
+    tables, absorbed = rotary_bytes(model), absorbed_bytes(case)
+    multiples = rules_for(version).mxfp4_multiples
+    padding = padded_expert_bytes(case, multiples)
+    # Triton's kernels are a package of their own; without it Marlin's are taken (mxfp4.py get_mxfp4_backend).
+    unsure = padded_expert_bytes(case, MXFP4_MARLIN) - padding if multiples == MXFP4_TRITON else 0
     return [
         StageWeights(
             tensors=ceil_div(ranks.stage(start, end) * numerator, denominator),
             tables=tables,
             padding=padding * (end - start) // layers,
             absorbed=absorbed * (end - start) // layers,
+            unsure=unsure * (end - start) // layers,
         )
         for start, end in cuts
     ]
 
 
-def padded_expert_bytes(case: Case, version: str) -> int:
+def padded_expert_bytes(case: Case, multiples: tuple[int, int]) -> int:
     """Bytes that MXFP4 expert kernels add on one rank by rounding widths up.
 
         per expert and matrix: (round(F / T, a) round(D, b) - (F / T) D) (4 + 8 / 32) / 8
 
-    a, b: multiples that the release's kernel wants. gpt-oss-20b, H100: 13.47
-    GiB logged where its tensors are 12.82 (0.11), 13.64 (0.19).
+    a, b: ``multiples`` that the kernel wants. gpt-oss-20b, H100: 13.47 GiB logged where its tensors are 12.82 (0.11),
+    13.64 (0.19); gpt-oss-120b, H100, 0.10.1: 65.97 GiB with Marlin's kernels (vLLM issue 23278).
     """
     model, tp = case.model, case.layout.tp
     if model.quantization is None or not weight_format(model, case.settings.weights).own:
         return 0
-    inner, outer = rules_for(version).mxfp4_multiples
+    inner, outer = multiples
     added = 0
     for layer, times in model.layer_runs():
         ffn = layer.feed_forward
