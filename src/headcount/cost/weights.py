@@ -60,7 +60,8 @@ def weight_format(model: ModelSpec, name: str = "auto") -> WeightFormat:
     )
 
 
-def _packing(model: ModelSpec, weight: Weight, layer: int, fmt: WeightFormat) -> Packing | None:
+def packing_of(model: ModelSpec, weight: Weight, layer: int, fmt: WeightFormat) -> Packing | None:
+    """How ``weight`` of layer ``layer`` is packed in this format; None: it is stored in ``fmt.dtype_bytes``."""
     if fmt.own:
         return model.quantization.packing_of(weight, layer) if model.quantization else None
     # Published quantised checkpoints of multimodal models leave the towers in 16 bits.
@@ -93,7 +94,7 @@ def tensor_bytes(
     model: ModelSpec, weight: Weight, layer: int, fmt: WeightFormat, tp: int, vocab_multiple: int
 ) -> int:
     """Bytes that one rank stores of ``weight`` in layer ``layer``."""
-    packing = _packing(model, weight, layer, fmt)
+    packing = packing_of(model, weight, layer, fmt)
     part = shard_of(weight, tp, vocab_multiple)
     if packing is not None and len(part.shape) == 2:
         count = part.copies * packing.matrix_bytes(part.shape[0], part.shape[1])

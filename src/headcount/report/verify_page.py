@@ -57,9 +57,10 @@ def held_words(receipt: Receipt) -> str:
 
 def _cells(line: Comparison) -> tuple[str, str, str, str, str]:
     places = _DECIMALS.get(line.unit, 0)
-    difference = "" if line.difference is None else f"{line.difference:+,.{places}f}"
+    shown = None if line.difference is None else round(line.difference, places)
+    difference = "" if shown is None else f"{shown:+,.{places}f}" if shown else "none"
     error = line.relative_error
-    if error is not None and line.difference:
+    if error is not None and shown:
         difference += f" ({error:+.1%})"
     return (
         f"{line.quantity} [{line.unit}]",

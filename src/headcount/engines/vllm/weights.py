@@ -1,6 +1,7 @@
 """Bytes of weights on one vLLM rank after loading: sharded, padded, and with the copies that are made.
 
 vocabulary padded to 64, then divided by T; key/value heads max(1, K // T); norms, routers, latents whole
+tensors of 16 and 8 bits count as the allocator counts them (allocator.py)
 latent attention keeps absorbed copies W_UK and W_UV in 16 bits: N/T r (d_nope + d_v) 2 a layer
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from headcount.cost.cache import mixer_runs
 from headcount.cost.weights import nominal_scale, rank_weights, weight_format
+from headcount.engines.vllm.allocator import rank_sizes, unused_bytes
 from headcount.engines.vllm.refusals import VOCAB_MULTIPLE
 from headcount.engines.vllm.rotary import rotary_bytes
 from headcount.engines.vllm.rules import MXFP4_MARLIN, MXFP4_TRITON, rules_for
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class StageWeights(Record):
-    """Bytes of weights on one rank of a pipeline stage: sharded tensors, rotary tables, kernels' padding, absorbed copies.
+    """Bytes of weights on one rank of a pipeline stage: sharded tensors, rotary tables, kernels' padding, what the
+    allocator leaves unused in their blocks, absorbed copies.
 
     ``unsure``: bytes more where another kernel may have been taken. ``measured`` replaces all of it: what a calibration saw.
     """
@@ -30,6 +33,7 @@ class StageWeights(Record):
     tensors: int
     tables: int = 0
     padding: int = 0
+    unused: int = 0
     absorbed: int = 0
     unsure: int = 0
     measured: bool = False
@@ -37,7 +41,7 @@ class StageWeights(Record):
     @property
     def loaded(self) -> int:
         """Without the absorbed copies, which are listed apart."""
-        return self.tensors + self.tables + self.padding
+        return self.tensors + self.tables + self.padding + self.unused
 
     @property
     def total(self) -> int:
@@ -49,6 +53,7 @@ class StageWeights(Record):
         parts = (
             (self.tables, "rotary tables"),
             (self.padding, "padding"),
+            (self.unused, "unused in blocks"),
             (self.absorbed, "absorbed copies"),
         )
         return " + ".join([f"{self.tensors:,}", *(f"{count:,} {name}" for count, name in parts if count)])
@@ -75,11 +80,26 @@ def stage_weights(case: Case, cuts: list[tuple[int, int]], version: str) -> list
             tensors=ceil_div(ranks.stage(start, end) * numerator, denominator),
             tables=tables,
             padding=padding * (end - start) // layers,
+            unused=_unused_bytes(case, start, end),
             absorbed=absorbed * (end - start) // layers,
             unsure=unsure * (end - start) // layers,
         )
         for start, end in cuts
     ]
+
+
+def _unused_bytes(case: Case, start: int, end: int) -> int:
+    """What the allocator counts beyond the tensors, where that is known."""
+    model, tp = case.model, case.layout.tp
+    fmt = weight_format(model, case.settings.weights)
+    key = ("unused_bytes", fmt, tp, start, end)
+    if key not in model.memo:
+        sizes = None
+        if fmt.dtype_bytes == 2:
+            sizes = rank_sizes(model, fmt, tp, start, end, vocab_multiple=VOCAB_MULTIPLE)
+        model.memo[key] = 0 if sizes is None else unused_bytes(sizes)
+    found: int = model.memo[key]
+    return found
 
 
 def padded_expert_bytes(case: Case, multiples: tuple[int, int]) -> int:
