@@ -10,6 +10,9 @@ import pytest
 
 from headcount.cli.main import dispatch
 from headcount.errors import HeadcountError, UsageError
+from headcount.spec.reader import read_model
+from headcount.verify.observation import Observation
+from headcount.verify.receipt import find_model, make_receipt
 
 # vLLM 0.19.0, Qwen2.5-7B-Instruct, one H100 80GB (llm-d-planner pull request 205): the figures as it prints them.
 START = """\
@@ -117,3 +120,88 @@ def test_a_file_without_start_up_lines(tmp_path: Path) -> None:
     path.write_text("nothing here\n" * 100)
     with pytest.raises(UsageError, match=r"no engine.s start-up lines"):
         dispatch(["verify", "--log", str(path)])
+
+
+def receipt(observation: Observation, model: str, **more: Any) -> Any:
+    return make_receipt(observation, read_model(model), **more)
+
+
+def test_what_explains_a_gap_moved_the_cache_that_way() -> None:
+    """Weights 2 GiB larger than predicted explain a smaller cache, never a larger one."""
+    start: dict[str, Any] = {
+        "engine": "vllm",
+        "engine_version": "0.19.0",
+        "gpu": "H100 80GB",
+        "gpu_memory_utilization": 0.9,
+        "max_model_len": 8192,
+        "kv_cache_dtype": "bf16",
+        "weights_gib": 16.25,
+    }
+    smaller = receipt(Observation(**start, kv_cache_memory_gib=52.5), "qwen2.5-7b")
+    assert smaller.explains.startswith("weights took 2.00 GiB more than predicted, of a gap of ")
+    larger = receipt(Observation(**start, kv_cache_memory_gib=58.0), "qwen2.5-7b")
+    assert "in terms that the log does not print" in larger.explains
+
+
+def test_a_print_of_two_decimals_is_not_another_model() -> None:
+    """0.12 GB of keys and values are 20,480 tokens or up to 4 % more: SGLang prints no more decimals."""
+    small = Observation(
+        engine="sglang",
+        engine_version="0.5.11",
+        tensor_parallel=1,
+        kv_cache_dtype="bfloat16",
+        kv_cache_memory_gib=0.24,
+        kv_cache_tokens=20_600,
+        max_model_len=4096,
+    )
+    assert "is it this model" not in receipt(small, "qwen2.5-0.5b").explains
+    wrong = small.replace(kv_cache_tokens=30_000)
+    assert "is it this model" in receipt(wrong, "qwen2.5-0.5b").explains
+
+
+def test_a_server_of_slots() -> None:
+    """The cache is as large as its context asks: nothing left over to compare, and cells come from its bytes if unsaid."""
+    start = Observation(engine="llama.cpp", date="2026-06-01", kv_cache_memory_gib=1.0, gpu="RTX 4090")
+    found = receipt(start, "llama-3.1-8b", context=4096)
+    assert not any(line.check == "end_to_end" for line in found.lines)
+    # 1 GiB of f16 at 131,072 B a token.
+    assert (found.held, found.holds_why) == (1, "its 1 slot and 8,192 cells")
+    mixed = start.replace(kv_cache_dtype="K q8_0, V q4_0", kv_cache_tokens=8192, kv_cache_memory_gib=0.40625)
+    (tokens,) = (
+        line for line in receipt(mixed, "llama-3.1-8b").lines if line.check == "tokens_from_kv_memory"
+    )
+    # (34 + 18) / 64 of f16.
+    assert tokens.predicted == 8192
+    unknown = receipt(start.replace(weights_gib=4.6), "llama-3.1-8b")
+    weights = next(line for line in unknown.lines if line.quantity == "weights")
+    assert weights.predicted is None and "mix of the GGUF file" in weights.reason
+
+
+@pytest.mark.parametrize(
+    ("logged", "name"),
+    [
+        ("Meta Llama 3.1 8B Instruct", "llama-3.1-8b"),
+        ("Gemma 3 270m", "gemma-3-270m"),
+        ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
+    ],
+)
+def test_a_logged_name_finds_its_catalogue_entry(logged: str, name: str) -> None:
+    assert find_model(Observation(engine="llama.cpp", model=logged), None).name == name
+
+
+def test_a_cache_that_is_allocated_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """TensorRT-LLM 1.2 profiles with a small cache and allocates the real one; each has its own window (a public log)."""
+    lines = []
+    for window, blocks, gib in ((8224, 257, "0.56"), (9193, 1444, "3.17")):
+        lines += [
+            f"[TensorRT-LLM][INFO] Max KV cache blocks per sequence: 288 [window size={window}], tokens per block=32, "
+            f"primary blocks={blocks}, secondary blocks=0, max sequence length=9193",
+            f"[TensorRT-LLM][INFO] [MemUsageChange] Allocated {gib} GiB for max tokens in paged KV cache "
+            f"({blocks * 32}).",
+        ]
+    log = tmp_path / "trt.log"
+    log.write_text("\n".join(["[TensorRT-LLM] TensorRT LLM version: 1.2.0", *lines, ""]))
+    found = verified(capsys, "--log", str(log), "--model", "qwen3-8b", "--kv", "fp8")["starts"][0]
+    reported = {term["quantity"]: term["reported"] for term in found["terms"]}
+    assert (reported["blocks"], reported["tokens"]) == (1444, 46_208)
+    assert found["max_model_len"] == 9193 and found["conversations"] == 5

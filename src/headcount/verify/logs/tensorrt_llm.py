@@ -67,6 +67,7 @@ _TABLE = (
         "num_gpu_blocks",
     ),
     Pattern("window size=", rf"\[window size={WHOLE}\]", "whole_window"),
+    Pattern("max sequence length=", rf"max sequence length={WHOLE}{END}", "max_model_len"),
     Pattern("okens per block", rf"(?:Number of tokens|tokens) per block ?[:=] ?{WHOLE}{END}", "block_size"),
     Pattern(
         "for max tokens",
@@ -119,7 +120,11 @@ class TensorRtLlmReader(Reader):
         ):
             start.differ(name, what)
         blocks = start.count("num_gpu_blocks")
-        if any(len(start.values("whole_window", rank)) > 1 for rank in start.ranks("whole_window")):
+        # One window is printed for each allocation, the profile's and the real one; more are windows side by side.
+        if any(
+            len(start.values("whole_window", rank)) > max(1, len(start.values("kv_gib", rank)))
+            for rank in start.ranks("whole_window")
+        ):
             start.note("several attention windows, each with blocks of its own: blocks not read")
             blocks = None
         free, cache = start.least("free_gib"), start.least("kv_gib")
