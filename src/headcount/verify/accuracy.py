@@ -15,7 +15,8 @@ from headcount.errors import HeadcountError, ModelFileError, UsageError
 from headcount.record import Record
 from headcount.spec.attention import FullAttention, LatentAttention
 from headcount.spec.huggingface.config import spec_from_config
-from headcount.verify.case_of import Asked, ask
+from headcount.spec.huggingface.towers.parts import UNCOUNTED_TOWER
+from headcount.verify.case_of import SLOT_ENGINES, Asked, ask
 from headcount.verify.comparison import compare
 from headcount.verify.explanation import explain_gap, unsaid
 from headcount.verify.observation import Comparison, Observation, read_observation
@@ -198,6 +199,9 @@ def judge(row: Observation, config: dict[str, Any] | None) -> list[Outcome]:
         return [refused(row, f"{DEFECT}, {type(error).__name__}: {error}")]
     if not found:
         return [refused(row, "no figure that a rule predicts", asked)]
+    if row.engine not in SLOT_ENGINES:
+        # A GGUF file holds the language model alone.
+        packing = packing or next((note for note in model.notes if UNCOUNTED_TOWER in note), "")
     return [_outcome(row, asked, comparison, packing) for comparison in found]
 
 

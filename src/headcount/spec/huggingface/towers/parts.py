@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 PROJECTOR_PATH = "multi_modal_projector."
 
+# How every note on a tower that is left out ends.
+UNCOUNTED_TOWER = "encoder is not counted"
+
 
 class Wrapper:
     """A multimodal config around a language model.
@@ -62,7 +65,7 @@ class Wrapper:
         if value is None:
             what = "audio" if name.startswith("audio") else "vision"
             self.notes.append(
-                f"the config of {self.model_type!r} states no {name}: a {what} encoder is not counted"
+                f"the config of {self.model_type!r} states no {name}: a {what} {UNCOUNTED_TOWER}"
             )
             return False
         if not isinstance(value, dict):

@@ -9,7 +9,7 @@ from importlib import import_module
 
 from headcount.errors import UnsupportedModelError
 from headcount.spec.huggingface.towers.defaults import Defaults
-from headcount.spec.huggingface.towers.parts import Wrapper
+from headcount.spec.huggingface.towers.parts import UNCOUNTED_TOWER, Wrapper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def read_towers(
         towers: tuple[TowerSpec, ...] = builders[model_type](wrapper)
     except UnsupportedModelError as error:
         # The language model is known: it is counted, and what is missing is said.
-        return (), (f"{left_out(model_type)} ({error})", *notes)
+        return (), (f"{error}; {left_out(model_type)}", *notes)
     return towers, (*wrapper.notes, *notes)
 
 
 def left_out(model_type: str) -> str:
     """The note on a model whose encoders are not known."""
-    return f"the language model of {model_type!r} is counted; its vision or audio encoder is not"
+    return f"of {model_type!r} the language model is counted: its vision or audio {UNCOUNTED_TOWER}"
