@@ -94,3 +94,15 @@ def test_a_quantised_cache_costs_f16_copies_on_cuda() -> None:
     # 131,072 cells x 2 x 1,024 x 2 B, and the mask of 131,072 x 512 x 2 B.
     assert found.expected == 131072 * 2 * 1024 * 2 + 131072 * 512 * 2
     assert found.low < found.expected
+
+
+def test_copies_out_of_cudas_pool_are_not_printed() -> None:
+    """Qwen3.6-27B, 131,072 unified cells in q8_0, 4 slots: 495.00 MiB printed on 2026-05-14, before #23907."""
+    options = default_options(key=cache_type("q8_0"), value=cache_type("q8_0"), unified=True)
+    model = read_model("qwen3.6-27b")
+    found = compute_buffer(model, 131072, 4, options=options, rules=build("2026-05-14"))
+    assert found.printed / MIB == pytest.approx(495, rel=0.05)
+    # They are taken all the same: 131,072 cells x 2 x 1,024 x 2 B.
+    assert found.expected - found.printed == 131072 * 2 * 1024 * 2
+    newer = compute_buffer(model, 131072, 4, options=options, rules=build("2026-07-01"))
+    assert newer.printed == newer.expected

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from headcount.engines import Case, Layout, Settings, engine
+from headcount.engines.llamacpp.caches import cache_bytes, total_cache_bytes
 from headcount.engines.llamacpp.ollama import Ollama, default_context, estimated_bytes
 from headcount.engines.llamacpp.weights import placed_weights
 from headcount.errors import UsageError
 from headcount.hardware import accelerator
 from headcount.spec.reader import read_model
-from headcount.units import MIB
+from headcount.units import GIB, MIB
 
 
 def case(context: int, **settings: object) -> Case:
@@ -97,3 +98,82 @@ def test_what_ollama_does_not_take() -> None:
         Ollama().replica(case(8192, kv="q5_1"))
     with pytest.raises(UsageError, match="give the day of the release, such as 2025-01-15"):
         Ollama("latest")
+
+
+def own_engine_bytes(version: str, model: str, n_ctx: int, slots: int, **arguments: str) -> int:
+    """Bytes of the caches on Ollama's own engine."""
+    given = {name.replace("_", "-"): value for name, value in arguments.items()} | {"ollama-engine": "true"}
+    settings = Settings(max_num_seqs=slots, arguments=tuple(given.items()))
+    found = Ollama(version)
+    rules, options = found.rules_of(settings), found.options(settings)
+    return total_cache_bytes(cache_bytes(read_model(model), n_ctx, slots, options=options, rules=rules))
+
+
+@pytest.mark.parametrize(
+    ("version", "model", "n_ctx", "slots", "arguments", "printed"),
+    [
+        # memory.required.kv="1.6 GiB" (0.9.6): 52 layers of 2 x 1,024 + 512 cells, 10 of 8,192
+        ("0.9.6", "gemma-3-27b", 8192, 2, {"flash_attention": "false"}, 1.6),
+        # memory.required.kv="992.0 MiB"
+        ("2025-08-22", "gemma-3-12b", 8192, 1, {"flash_attention": "false"}, 992 / 1024),
+        # "kv cache" of CUDA0 and CPU together, 2026-04-09
+        ("2026-04-09", "qwen3-next-80b-a3b", 32768, 1, {}, 2.6),
+        ("2026-04-09", "qwen3-next-80b-a3b", 32768, 1, {"kv_cache_type": "q8_0"}, 955.2 / 1024 + 1.3),
+        ("2026-04-09", "qwen3-next-80b-a3b", 32768, 1, {"kv_cache_type": "q4_0"}, 875.2 / 1024 + 1.2),
+    ],
+)
+def test_caches_of_the_own_engine(
+    version: str, model: str, n_ctx: int, slots: int, arguments: dict[str, str], printed: float
+) -> None:
+    assert own_engine_bytes(version, model, n_ctx, slots, **arguments) / GIB == pytest.approx(
+        printed, abs=0.05
+    )
+
+
+def test_the_own_engines_releases() -> None:
+    """kvcache/causal.go: one more token a slot from 0.12.4; recurrent.go: 24 checkpoints from 0.17.1; 0.30 has no such engine."""
+    own = Settings(arguments=(("ollama-engine", "true"),))
+    assert [Ollama(version).rules_of(own).kept_more for version in ("0.12.3", "0.12.4")] == [0, 1]
+    assert [Ollama(version).rules_of(own).checkpoints for version in ("0.15.4", "0.17.0", "0.17.1")] == [
+        0,
+        32,
+        24,
+    ]
+    assert Ollama("2026-02-01").rules_of(own).checkpoints == 0
+    assert Ollama("0.24.0").rules_of(own).own and not Ollama("0.30.0").rules_of(own).own
+    assert not Ollama("0.24.0").rules_of(Settings()).own
+
+
+def test_windows_of_the_own_engine() -> None:
+    """gpt-oss keeps 4,096 tokens of each conversation, Gemma 3 its window and, with two slots, one token more."""
+    gpt = own_engine_bytes("0.24.0", "gpt-oss-20b", 2 * 32768, 2)
+    # 12 + 12 layers of 8 x 64 wide keys and values
+    assert gpt == 12 * (2 * 32768 + 2 * 4096 + 512) * 2 * 8 * 64 * 2
+    short = own_engine_bytes("0.24.0", "gpt-oss-20b", 2 * 4096, 2)
+    assert short == 24 * 2 * 4096 * 2 * 8 * 64 * 2
+    gemma = own_engine_bytes("0.24.0", "gemma-3-12b", 8192, 2) - own_engine_bytes(
+        "0.12.3", "gemma-3-12b", 8192, 2
+    )
+    # 40 layers; 2 x 1,025 + 512 cells are padded to 2,816, 2 x 1,024 + 512 are 2,560.
+    assert gemma == 40 * 256 * 2 * 8 * 256 * 2
+
+
+def test_a_plan_on_the_own_engine_adds_up() -> None:
+    """Gemma 3 12B: the towers are in the model's file, windows of 1,024 keep one token more with several slots."""
+    asked = case(8192, weights="q4_k_m", arguments=(("ollama-engine", "true"),))
+    asked = asked.replace(model=read_model("gemma-3-12b"), accelerator=accelerator("rtx-4090"))
+    own, plain = Ollama("0.20.2"), asked.replace(settings=asked.settings.replace(arguments=()))
+    found = own.replica(asked)
+    towers = 2 * asked.model.tower_parameters
+    assert found.budget.weights - own.replica(plain).budget.weights == towers
+    assert own.loaded_bytes(asked) - own.loaded_bytes(plain) == towers
+    shown = {term.name: term for term in found.ledger.terms}
+    slots = found.conversations
+    cells = shown["sliding KV: cells of a stream"]
+    assert cells.value == -(-(slots * 1025 + 512) // 256) * 256
+    assert cells.numbers.startswith(f"rup({slots} x 1,025 + 512, 256)")
+    assert f"{towers:,}" in shown["weights on this GPU"].numbers
+    assert any("own engine" in words for words in found.warnings) and not any(
+        "mmproj" in words for words in found.warnings
+    )
+    assert ("OLLAMA_NEW_ENGINE", "1") in own.launch(asked, model="gemma3:12b", concurrency=2).environment

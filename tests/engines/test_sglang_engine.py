@@ -315,6 +315,68 @@ def test_launch_does_not_change_how_pools_are_cut() -> None:
     assert "--max-running-requests" not in Sglang().launch(asked, model="m", concurrency=8).argv
 
 
+@pytest.mark.parametrize(
+    ("model", "tp", "kernels"),
+    [
+        ("llama-3.1-8b", 1, "aiter"),
+        ("deepseek-r1", 8, "aiter"),
+        # Latent attention with 8 heads on a rank: aiter reads 16 or 128 (Kimi-K2.5 on MI355X logs triton).
+        ("kimi-k2.5", 8, "triton"),
+        ("kimi-k2.5", 4, "aiter"),
+        ("deepseek-r1", 4, "triton"),
+        ("deepseek-v3.2", 8, "dsa"),
+        ("gemma-4-31b", 1, "triton"),
+    ],
+)
+def test_default_kernels_on_amd(model: str, tp: int, kernels: str) -> None:
+    assert Sglang()._setup(case(model, "mi355x", tp=tp)).backend == kernels
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_force", "said"),
+    [
+        ({"context": 8192}, 0.8, "0.8"),
+        # attention_hook.py: past 8,192 tokens aiter takes 15 % of a stated fraction too.
+        ({"context": 8193}, 0.8 * 0.85, "0.8"),
+        ({"context": 32768, "arguments": given(attention_backend="triton")}, 0.8, "0.8"),
+        ({"context": 32768, "arguments": given(aiter_honor_explicit_mem_fraction="true")}, 0.8, "0.8"),
+    ],
+)
+def test_long_contexts_with_aiter_keep_part_of_the_fraction(
+    settings: dict[str, Any], in_force: float, said: str
+) -> None:
+    """The fraction in force, and what the command line must say for it: SGLang takes the factor off itself."""
+    asked = case("llama-3.1-8b", "mi300x", utilization=0.8, **settings)
+    assert Sglang().default_utilization(asked) == pytest.approx(in_force)
+    line = Sglang().launch(asked, model="m", concurrency=8)
+    assert line.argv[line.argv.index("--mem-fraction-static") + 1] == said
+    honoured = ("SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION", "1") in line.environment
+    assert honoured == any("honor" in name for name, _ in asked.settings.arguments)
+
+
+def test_a_default_fraction_is_written_before_the_long_context_factor() -> None:
+    asked = case("llama-3.1-8b", "mi300x", context=32768)
+    found = Sglang()
+    argv = found.launch(asked, model="m", concurrency=8).argv
+    said = float(argv[argv.index("--mem-fraction-static") + 1])
+    in_force = found.default_utilization(asked)
+    assert in_force == pytest.approx(said * 0.85, abs=1e-4)
+    assert "x 0.85 past 8,192 tokens with aiter" in str(found._setup(asked).fraction_words)
+
+
+def test_a_fraction_that_stands_is_written_as_each_release_reads_it() -> None:
+    """The variable is read from 0.5.20 on; before, the factor is made up for; before 0.5.5 no printed fraction holds it."""
+    arguments = given(aiter_honor_explicit_mem_fraction="true")
+    asked = case("llama-3.1-8b", "mi300x", context=32768, utilization=0.8, arguments=arguments)
+    older = Sglang("0.5.15").launch(asked, model="m", concurrency=8)
+    assert float(older.argv[older.argv.index("--mem-fraction-static") + 1]) == pytest.approx(
+        0.8 / 0.85, abs=1e-4
+    )
+    assert older.environment == ()
+    assert Sglang("0.5.5").default_utilization(asked) == 0.8
+    assert Sglang("0.5.4").default_utilization(asked) == pytest.approx(0.8 * 0.85)
+
+
 def test_usable_bytes_follow_the_fraction() -> None:
     card = accelerator("h100-80gb")
     assert Sglang().usable_bytes(card, Settings(utilization=0.5)) == card.driver_bytes // 2

@@ -205,3 +205,41 @@ def test_a_cache_that_is_allocated_twice(tmp_path: Path, capsys: pytest.CaptureF
     reported = {term["quantity"]: term["reported"] for term in found["terms"]}
     assert (reported["blocks"], reported["tokens"]) == (1444, 46_208)
     assert found["max_model_len"] == 9193 and found["conversations"] == 5
+
+
+def test_sglang_shares_what_was_free_before_the_weights() -> None:
+    """Qwen3.5-9B, TP 2, two RTX 4090 (a public log of 2026-04-14): KV 5.00 and states 4.48 GiB of 22.93 x 0.8 - 8.85."""
+    start = Observation(
+        engine="sglang",
+        engine_version="0.5.10",
+        gpu="RTX 4090",
+        tensor_parallel=2,
+        gpu_memory_utilization=0.8,
+        kv_cache_dtype="bfloat16",
+        weights_gib=8.85,
+        free_before_gib=22.93,
+        kv_cache_memory_gib=5.0,
+        states_gib=4.48,
+        max_model_len=262144,
+    )
+    found = {line.check: line for line in receipt(start, "qwen3.5-9b").lines}
+    assert found["balance"].reported == found["end_to_end"].reported == pytest.approx(9.48)
+    assert found["balance"].predicted == pytest.approx(9.494, abs=0.001)
+    newer = {line.check: line for line in receipt(start.replace(engine_version="0.5.20"), "qwen3.5-9b").lines}
+    assert newer["balance"].predicted == pytest.approx(9.494 - 0.098, abs=0.001)
+
+
+def test_a_pool_without_a_rule_leaves_the_other_figures() -> None:
+    """DeepSeek-V4's pools in SGLang are not modelled; its weights are compared all the same."""
+    start = Observation(
+        engine="sglang",
+        engine_version="0.5.23",
+        gpu="H200",
+        tensor_parallel=8,
+        weights_gib=20.0,
+        kv_cache_memory_gib=60.0,
+        kv_cache_tokens=1_000_000,
+    )
+    found = {line.check: line for line in receipt(start, "deepseek-v4-flash").lines}
+    assert found["weights"].predicted is not None
+    assert found["tokens_from_kv_memory"].predicted is None and found["tokens_from_kv_memory"].reason

@@ -131,7 +131,7 @@ def ask(observation: Observation, model: ModelSpec) -> Asked:
         engine=found,
         case=case,
         assumed=tuple(assumed),
-        kv_known=observation.kv_cache_dtype is not None,
+        kv_known=observation.kv_cache_dtype is not None or "cache-type-k" in dict(settings.arguments),
         card_known=known,
         card_named=bool(card.sources),
         weights_known=weights_known,
@@ -142,14 +142,18 @@ def _known_arguments(
     found: Engine, given: tuple[tuple[str, str], ...], assumed: list[str]
 ) -> tuple[tuple[str, str], ...]:
     """The arguments of a log that the engine has a rule for; the others are named and left out."""
-    kept = []
+    kept, unknown = [], []
     for name, value in given:
         try:
             read_arguments([(name, value)], found.arguments, engine=found.name)
         except HeadcountError:
-            assumed.append(f"{name}={value:.40} of the log has no rule here and is left out")
+            unknown.append(f"{name}={value:.40}")
             continue
         kept.append((name, value))
+    if unknown:
+        assumed.append(
+            f"of the log's arguments these have no rule here and are left out: {', '.join(unknown)}"
+        )
     return tuple(kept)
 
 

@@ -2,6 +2,7 @@
 
     weights                the engine's share of the tensors                              reported: weights after loading
     balance                total x utilization - weights - activation - non-torch         reported: cache memory
+                           (SGLang: free before loading x fraction - weights              reported: cache and states)
     tokens_from_kv_memory  pool of the printed cache memory                               reported: blocks, tokens, concurrency
     bytes_per_token        cache bytes of one more token, of one request, or the longest    reported: bytes_per_token,
                            request that the cache memory holds                             kv_needed_gib, estimated_max_len
@@ -18,11 +19,12 @@ from headcount.engines.vllm.rules import rules_for
 from headcount.errors import HeadcountError
 from headcount.units import GIB
 from headcount.verify.case_of import SLOT_ENGINES, Asked
+from headcount.verify.logs.llamacpp import ON_GPUS, SUMMED
 from headcount.verify.observation import Comparison
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from headcount.engines.base import Case, Pool, Replica
     from headcount.verify.observation import Observation
@@ -33,30 +35,57 @@ def compare(observation: Observation, asked: Asked) -> tuple[Comparison, ...]:
     return (
         *_weights(observation, asked),
         *_balance(observation, asked),
-        *_pool(observation, asked),
-        *_needed(observation, asked),
+        *_or_why_not(observation, asked, _pool, "tokens_from_kv_memory"),
+        *_or_why_not(observation, asked, _needed, "bytes_per_token"),
         *_end_to_end(observation, asked),
     )
+
+
+def _or_why_not(
+    observation: Observation,
+    asked: Asked,
+    predict: Callable[[Observation, Asked], Iterator[Comparison]],
+    check: str,
+) -> tuple[Comparison, ...]:
+    """The comparisons, or in their place what the engine's rules refuse; the other figures stay."""
+    try:
+        return tuple(predict(observation, asked))
+    except HeadcountError as error:
+        return (
+            Comparison(
+                quantity="tokens",
+                check=check,
+                unit="tokens",
+                reported=observation.kv_cache_tokens,
+                reason=str(error),
+            ),
+        )
 
 
 def _weights(observation: Observation, asked: Asked) -> Iterator[Comparison]:
     if observation.weights_gib is None:
         return
-    # A GGUF file's mix is in no config, and another one is no prediction.
-    unknown = asked.engine.name in SLOT_ENGINES and not asked.weights_known
+    reason = _other_weights(observation, asked)
     yield Comparison(
         quantity="weights",
         check="weights",
         unit="GiB",
-        predicted=None if unknown else asked.engine.loaded_bytes(asked.case) / GIB,
+        predicted=None if reason else asked.engine.loaded_bytes(asked.case) / GIB,
         reported=observation.weights_gib,
-        reason="the mix of the GGUF file was not said" if unknown else _other_weights(asked),
+        reason=reason,
     )
 
 
-def _other_weights(asked: Asked) -> str:
+def _other_weights(observation: Observation, asked: Asked) -> str:
     """Why the printed weights are not the tensors' bytes; "" when they are."""
     found = asked.engine
+    if found.name in SLOT_ENGINES:
+        if not asked.weights_known:
+            # The mix is in no config, and another one is no prediction.
+            return "the mix of the GGUF file was not said"
+        notes = observation.notes.split("; ")
+        summed = SUMMED if asked.case.model.tied_embeddings else ""
+        return next((note for note in (ON_GPUS, summed) if note and note in notes), "")
     on_amd = found.name == "vllm" and asked.case.accelerator.vendor == "amd"
     if on_amd and rules_for(found.version).rocm_prints_used_memory:
         return f"vLLM {found.version} prints on AMD what the device lost while loading, not the tensors"
@@ -64,6 +93,9 @@ def _other_weights(asked: Asked) -> str:
 
 
 def _balance(observation: Observation, asked: Asked) -> Iterator[Comparison]:
+    if observation.engine == "sglang":
+        yield from _sglang_balance(observation, asked)
+        return
     total, share = observation.gpu_total_memory_gib, observation.gpu_memory_utilization
     terms = (observation.weights_gib, observation.peak_activation_gib, observation.non_torch_gib)
     if observation.engine != "vllm" or total is None or share is None or None in terms:
@@ -81,6 +113,33 @@ def _balance(observation: Observation, asked: Asked) -> Iterator[Comparison]:
         predicted=total * share - taken,
         reported=observation.kv_cache_memory_gib,
     )
+
+
+def _sglang_balance(observation: Observation, asked: Asked) -> Iterator[Comparison]:
+    """The fraction is of the memory that was free before the weights; what images need is kept from the rest (0.5.20 on)."""
+    free, share = observation.free_before_gib, observation.gpu_memory_utilization
+    weights, cache = observation.weights_gib, _whole_cache(observation)
+    if free is None or share is None or weights is None or cache is None:
+        return
+    try:
+        kept = dict(asked.engine.replica(asked.case).budget.overhead).get("images or sound", 0)
+    except HeadcountError:
+        # What the rules refuse was served all the same, and needs no buffers that they know.
+        kept = 0
+    yield Comparison(
+        quantity="cache memory",
+        check="balance",
+        unit="GiB",
+        predicted=free * share - weights - kept / GIB,
+        reported=cache,
+    )
+
+
+def _whole_cache(observation: Observation) -> float | None:
+    """The cache with the states that are printed apart from it."""
+    if observation.kv_cache_memory_gib is None:
+        return None
+    return observation.kv_cache_memory_gib + (observation.states_gib or 0.0)
 
 
 def _pool(observation: Observation, asked: Asked) -> Iterator[Comparison]:
@@ -196,7 +255,7 @@ def _end_to_end(observation: Observation, asked: Asked) -> Iterator[Comparison]:
             predicted=budget.kv_budget / GIB,
             low=budget.kv_low / GIB,
             high=budget.kv_high / GIB,
-            reported=memory,
+            reported=_whole_cache(observation),
         )
         return
     pools = [

@@ -23,10 +23,12 @@ class Observation(Record):
                              below a stated release and a date
     gpu_memory_utilization   the engine's own fraction: vLLM's utilization, SGLang's mem_fraction_static, TensorRT-LLM's
                              fraction of free memory
-    weights_gib .. kv_cache_memory_gib   per GPU [GiB]; llama.cpp and Ollama print sums over devices (a compute buffer is
-                             the largest of one)
+    weights_gib .. kv_cache_memory_gib   per GPU [GiB]; llama.cpp and Ollama print sums over devices: all tensors once, the
+                             host's among them, and all caches (a compute buffer is the largest of one device)
     kv_cache_tokens, num_gpu_blocks, max_concurrency   as printed; max_concurrency is of requests of
                              ``max_concurrency_tokens`` (else ``max_model_len``) tokens
+    states_gib               recurrent states beside the cache, where the engine prints them apart (SGLang)
+    free_before_gib          free on the device before the weights (SGLang), whose share the fraction is
     kv_needed_gib            one request of max_model_len tokens, as a refusal prints it
     estimated_max_len        the longest length that fits, as a refusal prints it
     check                    what the row is meant for (public table)
@@ -59,6 +61,8 @@ class Observation(Record):
     non_torch_gib: float | None = None
     cuda_graphs_gib: float | None = None
     kv_cache_memory_gib: float | None = None
+    states_gib: float | None = None
+    free_before_gib: float | None = None
     num_gpu_blocks: int | None = None
     kv_cache_tokens: int | None = None
     max_concurrency: float | None = None

@@ -86,7 +86,7 @@ def _dashed(name: str) -> str:
 
     A maker's name may stand before it (``Meta Llama 3.1 8B Instruct``).
     """
-    words = name.lower().replace("_", " ").split()
+    words = re.split(r"[\s_-]+", name.lower().removesuffix(".gguf"))
     for count, word in enumerate(words, start=1):
         if word[:1].isdigit() and word[-1:] in ("b", "m"):
             return "-".join(words[:count])
@@ -164,10 +164,12 @@ def _same_name(logged: str, ours: str) -> bool:
 
 def calibrate(observation: Observation, asked: Asked, origin: str) -> Calibration:
     """The measured terms of ``observation``, ready to be saved or used."""
+    # A server of slots prints all tensors, the host's among them, and a plan takes one GPU's.
+    left_out = "weight_bytes" if asked.engine.name in SLOT_ENGINES else ""
     measured = {
         name: round(getattr(observation, field) * GIB)
         for name, field in _GIB_TERMS
-        if getattr(observation, field) is not None and getattr(observation, field) >= 0
+        if name != left_out and getattr(observation, field) is not None and getattr(observation, field) >= 0
     }
     layout = asked.case.layout
     return Calibration(

@@ -3,4 +3,5 @@
 builds   which rules a build follows           caches   cells and bytes of every cache
 weights  tensors on each device                mixes    GGUF types of the named quantisations
 compute  the graph's temporaries, predicted    engine, ollama   the two engines
+own_engine   caches of the engine that Ollama had of its own
 """

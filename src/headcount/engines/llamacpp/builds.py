@@ -16,6 +16,8 @@ Merged changes of ggml-org/llama.cpp that move bytes, with the pull request that
     2025-11-06  17046   cells padded to 256, always
     2026-05-27  23764   the mask is f16 with flash attention; before, an f32 one and its f16 copy
     2026-06-01  23861   the server reserves one row of logits a slot; before, one a token of the batch
+    2026-06-05  23907   CUDA's f16 copies of a quantised cache lie in the compute buffer (merged in the week before issue
+                        24166 of that day); before, in a pool that grows as it runs
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ class Build(Record):
     most_slots         sequences a context can have
     mask_bytes         bytes of a mask entry with flash attention
     slot_outputs       the server reserves logits for one token a slot, else for every token of a micro-batch
+    copies_reserved    f16 copies of a quantised cache are part of the compute buffer
+    own                Ollama's own engine, not llama.cpp, keeps the caches (``own_engine.py``), with
+    kept_more          tokens that a window keeps beside its own when there are several slots, and
+    checkpoints        recurrent states of a slot that are kept to go back to
     """
 
     name: str
@@ -67,10 +73,16 @@ class Build(Record):
     most_slots: int = 256
     mask_bytes: int = 2
     slot_outputs: bool = True
+    copies_reserved: bool = True
+    own: bool = False
+    kept_more: int = 0
+    checkpoints: int = 0
 
     @property
     def source(self) -> str:
-        """``llama.cpp b7000 (2025-11-09)``, ``llama.cpp of 2025-07-20``."""
+        """``llama.cpp b7000 (2025-11-09)``, ``llama.cpp of 2025-07-20``, ``Ollama's own engine, 0.9.6``."""
+        if self.own:
+            return f"Ollama's own engine, {self.name}"
         return (
             f"llama.cpp of {self.date}" if self.name == self.date else f"llama.cpp {self.name} ({self.date})"
         )
@@ -100,6 +112,7 @@ def _rules(name: str, date: str) -> Build:
     rules = Build(name=name, date=date)
     day = date if len(date) == 10 else date + "-15"
     changes: tuple[tuple[str, dict[str, object]], ...] = (
+        ("2026-06-05", {"copies_reserved": False}),
         ("2026-06-01", {"slot_outputs": False}),
         ("2026-05-27", {"mask_bytes": 6}),
         ("2025-11-06", {"cell_multiple": 1, "cell_multiple_plain": 1, "sliding_multiple": None}),

@@ -6,6 +6,7 @@
     bytes          cells x streams x (row(K type, K H_k) + row(V type, K H_v))              per layer
     latent         K only, row(r + d_rope); files converted before 2025-04-15: full keys and values of N heads
     recurrent      slots x 4 x (conv + state)                                               per layer, f32
+    Ollama's own   own_engine.py
     row(t, n)      n / block x block bytes
 
 Layers that read another layer's cache have none. Without flash attention values lie transposed and every layer takes the
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 from headcount.engines.llamacpp.builds import build
 from headcount.engines.llamacpp.options import default_options
+from headcount.engines.llamacpp.own_engine import kept_tokens, window_cells
 from headcount.errors import UnsupportedModelError, UsageError
 from headcount.record import Record
 from headcount.spec.attention import (
@@ -122,7 +124,11 @@ def cache_bytes(
     windows = {row.window for row in rows if row.kind == SLIDING}
     if len(windows) > 1:
         raise UnsupportedModelError(f"{model.name}: windows of {sorted(windows)} tokens; llama.cpp has one")
-    small = sliding_cells(cells, slots, max(windows, default=0), options, rules)
+    window = max(windows, default=0)
+    if rules.own:
+        small = window_cells(model.family, cells, slots, window, options, rules)
+    else:
+        small = sliding_cells(cells, slots, window, options, rules)
     widest = max((row.value for row in rows if row.kind in (FULL, SLIDING)), default=0)
     caches = []
     for kind, length in ((FULL, cells), (SLIDING, small), (INDEXER, cells)):
@@ -134,7 +140,7 @@ def cache_bytes(
         caches.append(_attention_cache(kind, part, length, streams, options))
     states = [row for row in rows if row.kind == STATE]
     if states:
-        caches.append(_state_cache(states, slots))
+        caches.append(_state_cache(states, slots * (1 + rules.checkpoints)))
     return tuple(caches)
 
 
@@ -164,14 +170,14 @@ def sliding_cells(cells: int, slots: int, window: int, options: Options, rules: 
 
 def layer_rows(model: ModelSpec, rules: Build) -> tuple[LayerRow, ...]:
     """What every layer caches, in layer order."""
-    key = ("llamacpp rows", rules.sliding, rules.latent)
+    key = ("llamacpp rows", rules.sliding, rules.latent, rules.own)
     if key not in model.memo:
         latent = rules.latent and not _is_before_latent(model)
-        sliding = rules.sliding and keeps_windows(model)
         found: list[LayerRow] = []
         for index, layer in enumerate(model.layers):
             for mixer in layer.mixers:
-                found.extend(_rows_of(model, mixer, index, latent=latent, sliding=sliding))
+                window = _window_of(model, mixer, rules)
+                found.extend(_rows_of(model, mixer, index, latent=latent, window=window))
         model.memo[key] = tuple(found)
     rows: tuple[LayerRow, ...] = model.memo[key]
     return rows
@@ -184,6 +190,16 @@ def keeps_windows(model: ModelSpec) -> bool:
     return model.family in SLIDING_FAMILIES
 
 
+def _window_of(model: ModelSpec, mixer: Mixer, rules: Build) -> int:
+    """Tokens that the small cache keeps of a conversation; 0 for a layer in the full one."""
+    if not isinstance(mixer, SlidingWindow | ChunkedAttention):
+        return 0
+    window = mixer.window if isinstance(mixer, SlidingWindow) else mixer.chunk
+    if rules.own:
+        return kept_tokens(model.family, window)
+    return window if rules.sliding and keeps_windows(model) else 0
+
+
 def _is_before_latent(model: ModelSpec) -> bool:
     """A GGUF file without ``*.attention.key_length_mla`` was converted before the latent cache existed."""
     checkpoint = model.checkpoint
@@ -193,7 +209,7 @@ def _is_before_latent(model: ModelSpec) -> bool:
 
 
 def _rows_of(
-    model: ModelSpec, mixer: Mixer, index: int, *, latent: bool, sliding: bool
+    model: ModelSpec, mixer: Mixer, index: int, *, latent: bool, window: int
 ) -> tuple[LayerRow, ...]:
     if isinstance(mixer, SharedCache):
         return ()
@@ -202,9 +218,6 @@ def _rows_of(
     if isinstance(mixer, LatentAttention):
         return _latent_rows(mixer, index, latent=latent)
     if isinstance(mixer, FullAttention | SlidingWindow | ChunkedAttention):
-        window = 0
-        if sliding and isinstance(mixer, SlidingWindow | ChunkedAttention):
-            window = mixer.window if isinstance(mixer, SlidingWindow) else mixer.chunk
         heads = mixer.num_key_value_heads
         return (
             LayerRow(

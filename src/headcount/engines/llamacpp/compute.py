@@ -16,7 +16,8 @@ Where the numbers come from: the source of 0c1e57098, and what that library prin
 (tests/engines/data/llamacpp_printed.json): most to 0.1 %, the worst 12 % off. Four figures that other builds printed for GPUs
 (2024 to 2026) are met to +0.5, +2.1, +4.8 and +6.9 %. The interval is 15 % on either side; above, once more the inputs, which
 a device may hold as copies. The f16 copies of a quantised cache follow from the source alone (ggml-cuda/fattn.cu): the lower
-end is without them.
+end is without them. Before #23907 they come out of CUDA's pool beside the buffer: Qwen3.6-27B with 131,072 cells in q8_0 printed
+495.00 MiB (2026-05-14), which has no room for their 512.
 """
 
 from __future__ import annotations
@@ -38,10 +39,14 @@ _PIPELINE_COPIES = 4  # GGML_SCHED_MAX_COPIES: inputs of a layer split over GPUs
 
 
 class ComputeBuffer(Record):
-    """Predicted bytes and their interval; ``binding`` is the candidate that is largest, ``masks`` its inputs."""
+    """Predicted bytes and their interval; ``binding`` is the candidate that is largest, ``masks`` its inputs.
+
+    printed   the part of ``expected`` that the log prints: without the copies that CUDA's pool gives
+    """
 
     low: int
     expected: int
+    printed: int
     high: int
     masks: int
     binding: str
@@ -76,13 +81,17 @@ def compute_buffer(
     logits = 4 * min(outputs, tokens) * model.vocab_size + 12 * tokens * model.hidden_size
     sizes = {"feed-forward": masks + feed, "attention": masks + mix, "logits": logits}
     certain = max(sizes.values())
-    sizes["dequantised cache"] = masks + _dequantised_bytes(attention, options)
+    copies = _dequantised_bytes(attention, options)
+    if rules.copies_reserved:
+        sizes["dequantised cache"] = masks + copies
     binding = max(sizes, key=lambda name: sizes[name])
     inputs = masks + 4 * tokens * model.hidden_size
-    expected = sizes[binding] + (inputs * (_PIPELINE_COPIES - 1) if gpus > 1 else 0)
+    printed = sizes[binding] + (inputs * (_PIPELINE_COPIES - 1) if gpus > 1 else 0)
+    expected = printed + (0 if rules.copies_reserved else copies)
     return ComputeBuffer(
         low=round(certain * (1 - _SPREAD)),
         expected=expected,
+        printed=printed,
         high=round(expected * (1 + _SPREAD)) + inputs,
         masks=masks,
         binding=binding,

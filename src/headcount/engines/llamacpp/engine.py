@@ -25,6 +25,8 @@ from headcount.units import MIB, ceil_div
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.engines.arguments import Argument
+    from headcount.engines.llamacpp.builds import Build
+    from headcount.engines.llamacpp.compute import ComputeBuffer
     from headcount.engines.llamacpp.options import Options
     from headcount.hardware import Accelerator
     from headcount.spec.model import ModelSpec
@@ -48,6 +50,10 @@ class LlamaCpp(Engine):
     def __init__(self, version: str | None = None) -> None:
         self.rules = build(version)
         self.version = self.rules.name
+
+    def rules_of(self, settings: Settings) -> Build:
+        """The rules that hold for ``settings``; Ollama has two sets."""
+        return self.rules
 
     def options(self, settings: Settings) -> Options:
         """The request that ``settings`` make, checked."""
@@ -76,8 +82,8 @@ class LlamaCpp(Engine):
         return total_weight_bytes(model, settings.weights)
 
     def loaded_bytes(self, case: Case) -> int:
-        """The largest ``CUDA model buffer``: blocks and output of that GPU, without the token embedding."""
-        return max(stage.weights for stage in self._stages(case))
+        """All tensors of the file, wherever they lie: what the log's buffers add up to and ``file size`` says."""
+        return placed_weights(case.model, case.settings.weights).file_bytes
 
     def replica(self, case: Case) -> Replica:
         """The largest number of slots that every GPU holds."""
@@ -94,7 +100,8 @@ class LlamaCpp(Engine):
 
     def _stages(self, case: Case) -> list[Stage]:
         options = self.options(case.settings)
-        return case_stages(case, options, self.rules, engine=self.name, version=self.version)
+        rules = self.rules_of(case.settings)
+        return case_stages(case, options, rules, engine=self.name, version=self.version)
 
     def _answer(self, stage: Stage, counts: tuple[int, int, int], limit: int) -> Replica:
         best, least, most = counts
@@ -105,7 +112,7 @@ class LlamaCpp(Engine):
             weights=stage.weights,
             overhead=(
                 ("CUDA context and kernels", stage.contexts[0]),
-                ("compute buffer", stage.compute(planned).expected),
+                *_buffer_terms(stage.compute(planned)),
             ),
             kv_budget=stage.budget(planned),
             kv_low=stage.budget(planned, LEAST),
@@ -147,7 +154,7 @@ class LlamaCpp(Engine):
             )
         if not options.kv_offload:
             warnings.append("no-kv-offload: the caches lie in the host's memory, which is not counted")
-        if case.model.towers:
+        if case.model.towers and not stage.rules.own:
             warnings.append(
                 "the vision and audio towers are a file of their own (--mmproj) and are not counted"
             )
@@ -163,13 +170,13 @@ class LlamaCpp(Engine):
 
         Slots: ``parallel`` or ``max_num_seqs``, else one.
         """
-        options = self.options(case.settings)
+        options, rules = self.options(case.settings), self.rules_of(case.settings)
         slots = options.slots or 1
 
         def size(n_ctx: int) -> int:
             return self._printed_bytes(case, n_ctx, slots, options)
 
-        multiple = self.rules.cell_multiple if options.flash else self.rules.cell_multiple_plain
+        multiple = rules.cell_multiple if options.flash else rules.cell_multiple_plain
         step = multiple * (1 if options.unified else slots)
         high = max(1, _MOST_CELLS // step)
         low = 0
@@ -188,14 +195,17 @@ class LlamaCpp(Engine):
         )
 
     def printed_tokens(self, case: Case, printed_bytes: int) -> int:
-        """The ``n_ctx`` whose "KV buffer size" lines (states have their own) come nearest to ``printed_bytes``."""
-        options = self.options(case.settings)
+        """The ``n_ctx`` whose "KV buffer size" lines come nearest to ``printed_bytes``.
+
+        States have lines of their own, but for Ollama's own engine, whose "kv cache" lines count them.
+        """
+        options, rules = self.options(case.settings), self.rules_of(case.settings)
         slots = options.slots or 1
-        multiple = self.rules.cell_multiple if options.flash else self.rules.cell_multiple_plain
+        multiple = rules.cell_multiple if options.flash else rules.cell_multiple_plain
         step = multiple * (1 if options.unified else slots)
 
         def size(steps: int) -> int:
-            return self._printed_bytes(case, steps * step, slots, options, states=False)
+            return self._printed_bytes(case, steps * step, slots, options, states=rules.own)
 
         low, high = 1, max(1, _MOST_CELLS // step)
         while low < high:
@@ -207,7 +217,8 @@ class LlamaCpp(Engine):
     def _printed_bytes(
         self, case: Case, n_ctx: int, slots: int, options: Options, *, states: bool = True
     ) -> int:
-        caches = cache_bytes(case.model, n_ctx, slots, options=options, rules=self.rules)
+        rules = self.rules_of(case.settings)
+        caches = cache_bytes(case.model, n_ctx, slots, options=options, rules=rules)
         return total_cache_bytes(tuple(cache for cache in caches if states or cache.name != STATE))
 
     def _window(self, case: Case) -> int:
@@ -253,6 +264,12 @@ class LlamaCpp(Engine):
         number = self.version.removeprefix("b")
         tagged = bool(image) and self.version.startswith("b") and number.isdigit() and int(number) >= first
         return f"{image}-{self.version}" if tagged else image
+
+
+def _buffer_terms(buffer: ComputeBuffer) -> tuple[tuple[str, int], ...]:
+    beside = buffer.expected - buffer.printed
+    copies = (("f16 copies of the cache, in CUDA's pool", beside),) if beside else ()
+    return (("compute buffer", buffer.printed), *copies)
 
 
 def total_weight_bytes(model: ModelSpec, name: str = "auto") -> int:

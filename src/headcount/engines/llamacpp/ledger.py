@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headcount.engines.llamacpp import device
 from headcount.engines.llamacpp.caches import SLIDING, STATE, cache_bytes, layer_rows, stream_cells
+from headcount.engines.llamacpp.own_engine import kept_per_slot, tower_bytes
 from headcount.engines.llamacpp.stages import split_items
 from headcount.engines.llamacpp.weights import placed_weights
 from headcount.ledger import Ledger, Term
@@ -13,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.engines.base import GpuBudget
     from headcount.engines.llamacpp.caches import Cache
+    from headcount.engines.llamacpp.compute import ComputeBuffer
     from headcount.engines.llamacpp.stages import Stage
 
 
@@ -86,6 +88,7 @@ def _weight_terms(stage: Stage, budget: GpuBudget) -> tuple[Term, ...]:
     everywhere = placed.held(0, layers + 1)
     # Beside the file's bytes: a tied table once more, rows and tensors padded in the buffers.
     more = everywhere + placed.host - placed.file_bytes
+    towers = tower_bytes(case.model, stage.rules)
     words = f"{placed.host:,} of {placed.file_bytes:,} in the file"
     here = Term(
         name="weights on this GPU",
@@ -99,8 +102,9 @@ def _weight_terms(stage: Stage, budget: GpuBudget) -> tuple[Term, ...]:
     if case.layout.pp == 1 and not first:
         tied = " and the table as output matrix" if case.model.tied_embeddings else ""
         here = here.replace(
-            formula=f"file - W_h + padding{tied}",
-            numbers=f"{placed.file_bytes:,} - {placed.host:,} + {more:,}",
+            formula=f"file - W_h + padding{tied}" + (" + towers" if towers else ""),
+            numbers=f"{placed.file_bytes:,} - {placed.host:,} + {more:,}"
+            + (f" + {towers:,}" if towers else ""),
         )
     return (
         Term(
@@ -137,7 +141,7 @@ def _reserve_terms(stage: Stage, budget: GpuBudget, slots: int) -> tuple[Term, .
             value=buffer.expected,
             unit="B",
             formula="max(masks + largest temporaries, logits)",
-            numbers=f"{buffer.binding} binds, masks {buffer.masks:,}; {buffer.low:,} to {buffer.high:,}",
+            numbers=f"{buffer.binding} binds, masks {buffer.masks:,}{_pool_words(buffer)}; {buffer.low:,} to {buffer.high:,}",
             source=f"{stage.rules.source}: graph reserve, predicted",
         ),
         Term(
@@ -150,6 +154,11 @@ def _reserve_terms(stage: Stage, budget: GpuBudget, slots: int) -> tuple[Term, .
             f"{buffer.expected:,}",
         ),
     )
+
+
+def _pool_words(buffer: ComputeBuffer) -> str:
+    beside = buffer.expected - buffer.printed
+    return f", f16 copies in CUDA's pool {beside:,}" if beside else ""
 
 
 def _cell_words(stage: Stage, cache: Cache, slots: int) -> tuple[str, str]:
@@ -165,6 +174,14 @@ def _cell_words(stage: Stage, cache: Cache, slots: int) -> tuple[str, str]:
     window = max(row.window for row in layer_rows(stage.case.model, rules))
     small = multiple if rules.sliding_multiple is None else rules.sliding_multiple
     sequences = slots if cache.streams == 1 else 1
+    if rules.own:
+        kept = kept_per_slot(stage.case.model.family, window, slots, rules)
+        if cache.cells == cells:
+            return "as the full cache", f"{cells:,}"
+        return (
+            "rup(slots x kept + batch, multiple)",
+            f"rup({slots:,} x {kept:,} + {options.ubatch:,}, {multiple})",
+        )
     return (
         "rup(min(n, window x slots of the stream + ubatch), multiple)",
         f"rup(min({cells:,}, {window:,} x {sequences:,} + {options.ubatch:,}), {small})",
@@ -180,9 +197,11 @@ def _cache_terms(stage: Stage, cache: Cache, slots: int) -> tuple[Term, ...]:
                 symbol="S",
                 value=cache.total_bytes,
                 unit="B",
-                formula="slots x 4 x (conv + state), summed over layers",
-                numbers=f"{cache.key_bytes:,} + {cache.value_bytes:,}, {cache.cells} slots",
-                source="llama.cpp llama-memory-recurrent.cpp: f32",
+                formula="states x 4 x (conv + state), summed over layers",
+                numbers=f"{cache.key_bytes:,} + {cache.value_bytes:,}, {cache.cells} states in {slots} slots",
+                source="ollama kvcache/recurrent.go: f32, checkpoints beside each slot's"
+                if stage.rules.own
+                else "llama.cpp llama-memory-recurrent.cpp: f32",
             ),
         )
     formula, numbers = _cell_words(stage, cache, slots)

@@ -16,6 +16,7 @@ from headcount.engines.llamacpp.builds import build
 from headcount.engines.llamacpp.engine import LlamaCpp
 from headcount.engines.llamacpp.ollama_releases import NEWEST_RELEASE, carried, release_warnings
 from headcount.engines.llamacpp.options import Options, cache_type, type_name
+from headcount.engines.llamacpp.own_engine import had_own_engine, own_rules, tower_bytes
 from headcount.engines.llamacpp.weights import placed_weights
 from headcount.errors import UsageError
 from headcount.ledger import Ledger, Term
@@ -25,6 +26,7 @@ from headcount.units import GIB, MIB
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.engines.base import Case, Replica, Settings
+    from headcount.engines.llamacpp.builds import Build
     from headcount.hardware import Accelerator
     from headcount.spec.model import ModelSpec
 
@@ -42,6 +44,12 @@ OLLAMA_ARGUMENTS = (
     Argument(name="kv-cache-type", kind="choice", choices=_TYPES, help="OLLAMA_KV_CACHE_TYPE"),
     Argument(name="flash-attention", kind="flag", default=True, help="OLLAMA_FLASH_ATTENTION"),
     Argument(name="gpu-overhead", kind="bytes", help="left free on each GPU (OLLAMA_GPU_OVERHEAD)"),
+    Argument(
+        name="ollama-engine",
+        kind="flag",
+        default=False,
+        help="the model runs on Ollama's own engine (OLLAMA_NEW_ENGINE, before 0.30)",
+    ),
 )
 
 
@@ -63,6 +71,12 @@ class Ollama(LlamaCpp):
         self.rules = build(found or text)
         self.version = NEWEST_COMMIT if known else text
 
+    def rules_of(self, settings: Settings) -> Build:
+        """llama.cpp's, or those of Ollama's own engine where ``ollama-engine`` says that it runs the model."""
+        given = read_arguments(settings.arguments, OLLAMA_ARGUMENTS, engine=self.name)
+        own = given["ollama-engine"] and had_own_engine(self.version)
+        return own_rules(self.rules, self.version) if own else self.rules
+
     def options(self, settings: Settings) -> Options:
         """The llama-server request that Ollama makes of ``settings``: f16, q8_0 or q4_0, keys and values alike."""
         given = read_arguments(settings.arguments, OLLAMA_ARGUMENTS, engine=self.name)
@@ -77,13 +91,17 @@ class Ollama(LlamaCpp):
             key=kv,
             value=kv,
             flash=bool(given["flash-attention"]),
-            unified=not self.rules.streams,
+            unified=not self.rules_of(settings).streams,
             ubatch=batch,
             batch=batch,
             slots=min((int(count) for count in slots), default=None),
             gpu_layers=None if layers is None else int(layers),
             fit_target=_DEFAULT_TARGET if overhead is None else int(overhead),
         )
+
+    def loaded_bytes(self, case: Case) -> int:
+        """As llama.cpp's, and the towers where the model's file holds them."""
+        return super().loaded_bytes(case) + tower_bytes(case.model, self.rules_of(case.settings))
 
     def replica(self, case: Case) -> Replica:
         """llama.cpp's answer; the scheduler's estimate stands beside it as a term and, where it is larger, a warning."""
@@ -92,7 +110,8 @@ class Ollama(LlamaCpp):
         n_ctx = case.context * slots
         estimate = estimated_bytes(case.model, n_ctx, case.settings.weights)
         free = (found.budget.memory - found.budget.reserved) * case.layout.pp
-        warnings = [*found.warnings, *release_warnings(self.version)]
+        own = self.rules_of(case.settings).own
+        warnings = [*found.warnings, *release_warnings(self.version, own=own)]
         if estimate > free:
             warnings.append(
                 f"Ollama's own estimate for {slots:,} x {case.context:,} tokens is {estimate / GIB:,.1f} GiB, more than the "
@@ -118,6 +137,8 @@ class Ollama(LlamaCpp):
             ("OLLAMA_FLASH_ATTENTION", "1" if options.flash else "0"),
             ("OLLAMA_MAX_LOADED_MODELS", "1"),
         ]
+        if self.rules_of(case.settings).own:
+            environment.append(("OLLAMA_NEW_ENGINE", "1"))
         if options.fit_target != _DEFAULT_TARGET:
             environment.append(("OLLAMA_GPU_OVERHEAD", str(options.fit_target)))
         is_release = carried(self.version) is not None

@@ -6,7 +6,7 @@ tag that has it: llama.cpp's is at most that day. Two dates are earlier than the
 llama.cpp's pull request 12801 (merged 2025-04-15), that of 0.12.11 without 16812 (2025-10-28).
 
 Only from 0.30.0 on does Ollama start llama-server (pull request 16031). Before, it linked llama.cpp into runners of its
-own, and from 0.6 on ran newer models on an engine of its own, whose caches are not modelled.
+own, and from 0.6 on ran newer models on an engine of its own (``own_engine.py``).
 """
 
 from __future__ import annotations
@@ -72,13 +72,17 @@ def carried(version: str) -> str | None:
     return next((text for first, text in _CARRIED if release(first) <= wanted), None)
 
 
-def release_warnings(version: str) -> tuple[str, ...]:
+def release_warnings(version: str, *, own: bool = False) -> tuple[str, ...]:
     """What a plan for release ``version`` rests on: nothing to say where it is known and starts llama-server."""
     wanted = release(version)
+    if own:
+        return (
+            f"Ollama {version}'s own engine: its caches are by its source, its graph is taken as large as llama.cpp's",
+        )
     if wanted and wanted < FIRST_WITH_LLAMA_SERVER:
         return (
-            f"Ollama {version} does not start llama-server (0.30.0 and later do): its own runners' caches are not modelled, "
-            "and llama.cpp's rules of that time are used",
+            f"Ollama {version} does not start llama-server (0.30.0 and later do): llama.cpp's rules of that time are used; a "
+            "model that its own engine runs needs ollama-engine=true",
         )
     if wanted > release(NEWEST_RELEASE):
         return (

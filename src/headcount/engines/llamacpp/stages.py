@@ -15,6 +15,7 @@ from headcount.engines.calibration import measured_terms
 from headcount.engines.llamacpp import device
 from headcount.engines.llamacpp.caches import cache_bytes
 from headcount.engines.llamacpp.compute import compute_buffer
+from headcount.engines.llamacpp.own_engine import tower_bytes
 from headcount.engines.llamacpp.weights import placed_weights
 from headcount.record import Record
 
@@ -102,6 +103,10 @@ def case_stages(case: Case, options: Options, rules: Build, *, engine: str, vers
     total = total or device.device_bytes(case.accelerator, case.settings)
     context, loaded = found.get("non_torch_bytes"), found.get("weight_bytes")
     reserved = device.reserved_bytes(total, case.settings, options)
+    # They are computed before the first layer on a GPU.
+    towers = tower_bytes(case.model, rules)
+    splits = split_items(len(case.model.layers), case.layout.pp, options.gpu_layers)
+    first = splits[0][0]
     return [
         Stage(
             case=case,
@@ -111,12 +116,12 @@ def case_stages(case: Case, options: Options, rules: Build, *, engine: str, vers
             end=end,
             total=total,
             reserved=reserved,
-            weights=placed.held(start, end) if loaded is None else loaded,
+            weights=placed.held(start, end) + (towers if start == first else 0) if loaded is None else loaded,
             contexts=device.CONTEXTS if context is None else (context, context, context),
             spread=spread,
             measured=tuple((name, where) for name, (_, where) in terms.items()),
         )
-        for start, end in split_items(len(case.model.layers), case.layout.pp, options.gpu_layers)
+        for start, end in splits
     ]
 
 

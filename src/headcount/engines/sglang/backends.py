@@ -1,7 +1,9 @@
 """Which attention kernels SGLang takes on a card, and what they decide: the page and the layout of fp8 rows.
 
     kernels                       page                  taken by default on
-    fa3, flashinfer, triton, aiter   1                  Hopper; other cards; AMD
+    fa3, flashinfer, triton          1                  Hopper; other cards
+    aiter                            1                  AMD; there triton for Gemma 4, OLMo 2, EXAONE 4 with windows, and
+                                                        for latent attention with other than 16 or 128 heads on a rank
     trtllm_mha                    16 to 128, else 64    Blackwell data-centre cards (10.x)
     trtllm_mla                    32 or 64, else 64     the same, DeepSeek-V3 and Kimi-K2
     fa4                           128                   the same, keys and values of different widths
@@ -13,7 +15,7 @@ Source: sglang 0.5.23 (PyPI, 2026-10-30), srt/arg_groups/model_override_base.py,
 from __future__ import annotations
 
 from headcount.errors import UsageError
-from headcount.spec.attention import HeadedAttention, LatentAttention
+from headcount.spec.attention import HeadedAttention, LatentAttention, SlidingWindow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,8 +54,11 @@ TRACKED_STATES = (
     "granitemoehybrid",
     "kimi_linear",
 )
-AMD_LONG_CONTEXT = 8192
-AMD_LONG_CONTEXT_FACTOR = 0.85
+# Past so many tokens the aiter kernels keep 15 % of the fraction for their workspace (attention_hook.py).
+LONG_CONTEXT = 8192
+LONG_CONTEXT_FACTOR = 0.85
+# Heads of latent attention on a rank that aiter's kernels read; triton's are taken for any other number.
+_AITER_LATENT_HEADS = (16, 128)
 _PAGES = {
     "flashmla": (64,),
     "trtllm_mla": (32, 64),
@@ -80,10 +85,10 @@ def is_sparse(model: ModelSpec) -> bool:
 
 
 def attention(
-    model: ModelSpec, card: Accelerator, *, backend: str | None, page: int | None
+    model: ModelSpec, card: Accelerator, *, tp: int, backend: str | None, page: int | None
 ) -> tuple[str, int]:
     """``(kernels, tokens of a page)``: as asked where the kernels allow it, else what they need."""
-    found = backend or default_backend(model, card)
+    found = backend or default_backend(model, card, tp)
     allowed = _PAGES.get(found)
     if found == "fa4" and generation(card) == 10 and not _latent(model):
         return found, 128
@@ -92,12 +97,12 @@ def attention(
     return found, page or 1
 
 
-def default_backend(model: ModelSpec, card: Accelerator) -> str:
-    """The kernels that SGLang takes when none are named."""
+def default_backend(model: ModelSpec, card: Accelerator, tp: int) -> str:
+    """The kernels that SGLang takes when none are named; ``tp`` ranks share the heads (attention groups do not count)."""
     if is_sparse(model):
         return "dsa"
     if card.vendor == "amd":
-        return "aiter"
+        return "aiter" if _aiter_serves(model, tp) else "triton"
     major = generation(card)
     if _latent(model):
         if major == 9:
@@ -110,6 +115,17 @@ def default_backend(model: ModelSpec, card: Accelerator) -> str:
     if model.family.startswith("gemma4"):
         return "triton"
     return "fa3" if major == 9 else "flashinfer"
+
+
+def _aiter_serves(model: ModelSpec, tp: int) -> bool:
+    """Whether aiter is the default on AMD (model_override_base.py, model_overrides/gemma4.py, olmo2.py, exaone.py)."""
+    mixers = [mixer for layer, _ in model.layer_runs() for mixer in layer.mixers]
+    heads = [max(1, m.num_attention_heads // tp) for m in mixers if isinstance(m, LatentAttention)]
+    if heads:
+        return heads[0] in _AITER_LATENT_HEADS
+    if model.family.startswith("exaone4"):
+        return not any(isinstance(mixer, SlidingWindow) for mixer in mixers)
+    return not model.family.startswith(("gemma4", "olmo2"))
 
 
 def _latent(model: ModelSpec) -> bool:

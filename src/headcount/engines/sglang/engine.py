@@ -15,7 +15,7 @@ from headcount.engines.sglang import memory, pools
 from headcount.engines.sglang.fraction import Request, capacity, default_fraction
 from headcount.engines.sglang.launch import sglang_launch
 from headcount.engines.sglang.ledger import Binding, replica_ledger
-from headcount.engines.sglang.options import SGLANG_ARGUMENTS, Setup, resolve, total_bytes
+from headcount.engines.sglang.options import SGLANG_ARGUMENTS, Setup, has_latent, resolve, total_bytes
 from headcount.engines.sglang.refusals import FALLBACK, sglang_refusal
 from headcount.engines.sglang.rules import VERIFIED_VERSION, rules_for
 from headcount.errors import LayoutError, UsageError
@@ -82,13 +82,8 @@ class Sglang(Engine):
         return int(total * fraction)
 
     def loaded_bytes(self, case: Case) -> int:
-        """The heaviest stage's tensors and absorbed copies."""
-        setup = self._setup(case)
-        cuts = memory.stages_of(len(case.model.layers), case.layout.pp)
-        return max(
-            weights + memory.absorbed_bytes(case.model, *cut, setup.attention_tp)
-            for weights, cut in zip(memory.stage_weights(case, setup), cuts, strict=True)
-        )
+        """What loading takes on the heaviest stage."""
+        return max(weights.total for weights in memory.stage_weights(case, self._setup(case)))
 
     def pool(self, case: Case, cache_bytes: int) -> Pool:
         """max_total_num_tokens of ``cache_bytes`` of keys and values, as SGLang prints them (K size + V size, KV size,
@@ -158,7 +153,7 @@ class Sglang(Engine):
             warnings.append(
                 f"SGLang has no class for {case.model.family}: transformers' code is assumed to serve it"
             )
-        if setup.attention_tp > 1 and stage.absorbed:
+        if setup.attention_tp > 1 and has_latent(case.model):
             warnings.append(
                 f"a latent cache has no heads to divide: each of the {setup.attention_tp} ranks holds all of it; "
                 f"--engine-arg attn-dp-size={case.layout.tp} gives every GPU a cache of its own"
@@ -202,15 +197,17 @@ def _budget(stage: StageMemory, setup: Setup) -> GpuBudget:
     """``memory = slack of the fraction + taken + weights + buffers + cache``."""
     overhead = [
         ("driver, context and communication", stage.taken.expected),
-        ("absorbed latent projections", stage.absorbed),
+        ("rotary tables", stage.weights.tables),
+        ("allocator's rounding of weights", stage.weights.rounding),
+        ("absorbed latent projections", stage.weights.absorbed),
         ("images or sound", stage.tower_buffers),
     ]
     parts = tuple((name, count) for name, count in overhead if count)
-    spent = stage.weights + sum(count for _, count in parts) + stage.best
+    spent = stage.weights.tensors + sum(count for _, count in parts) + stage.best
     return GpuBudget(
         memory=stage.total,
         reserved=stage.total - spent,
-        weights=stage.weights,
+        weights=stage.weights.tensors,
         overhead=parts,
         kv_budget=stage.best,
         kv_low=stage.least,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from headcount.engines.arguments import plain, read_arguments
 from headcount.engines.base import Launch
-from headcount.engines.sglang.options import SGLANG_ARGUMENTS, Setup
+from headcount.engines.sglang import backends
+from headcount.engines.sglang.options import HONOR_FRACTION, SGLANG_ARGUMENTS, Setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ _WRITTEN = (
     "attn-dp-size",
     "enable-dp-attention",
     "cuda-graph-max-bs",
+    HONOR_FRACTION,
 )
+# What makes a stated fraction stand for long contexts with aiter.
+_HONOR = ("SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION", "1")
 
 
 def sglang_launch(case: Case, setup: Setup, *, model: str, concurrency: int, version: str) -> Launch:
@@ -33,7 +37,8 @@ def sglang_launch(case: Case, setup: Setup, *, model: str, concurrency: int, ver
     if layout.pp > 1:
         argv += ["--pp-size", str(layout.pp)]
     argv += _groups(case, setup)
-    argv += ["--context-length", str(case.context), "--mem-fraction-static", f"{setup.fraction:.4g}"]
+    fraction, environment = _fraction(case, setup)
+    argv += ["--context-length", str(case.context), "--mem-fraction-static", f"{fraction:.4g}"]
     if setup.kv.name in _KV_NAMES:
         argv += ["--kv-cache-dtype", _KV_NAMES[setup.kv.name]]
     argv += _weights(case)
@@ -42,7 +47,20 @@ def sglang_launch(case: Case, setup: Setup, *, model: str, concurrency: int, ver
     if setup.radix or setup.max_requests is not None:
         argv += ["--max-running-requests", str(concurrency)]
     argv += _own(case)
-    return Launch(argv=tuple(argv), image=f"lmsysorg/sglang:v{version}", port=PORT)
+    return Launch(argv=tuple(argv), image=f"lmsysorg/sglang:v{version}", port=PORT, environment=environment)
+
+
+def _fraction(case: Case, setup: Setup) -> tuple[float, tuple[tuple[str, str], ...]]:
+    """What ``--mem-fraction-static`` must say for ``setup.fraction`` to be in force, and the variable that this needs.
+
+    SGLang takes aiter's long-context factor off a stated fraction too, unless the variable tells it not to.
+    """
+    long = setup.backend == "aiter" and case.context > backends.LONG_CONTEXT
+    if not long:
+        return setup.fraction, ()
+    if setup.long_context == 1 and setup.rules.honours_fraction:
+        return setup.fraction, (_HONOR,)
+    return setup.fraction / backends.LONG_CONTEXT_FACTOR, ()
 
 
 def _groups(case: Case, setup: Setup) -> list[str]:

@@ -83,11 +83,11 @@ def _memory_terms(case: Case, setup: Setup, found: Binding) -> tuple[Term, ...]:
         Term(
             name="weights on this GPU",
             symbol="W",
-            value=stage.weights + stage.absorbed,
+            value=stage.weights.total,
             unit="B",
-            formula="sum over tensors of this rank's share",
-            numbers=f"T = {case.layout.tp}, layers {stage.cut[0]} to {stage.cut[1] - 1}",
-            source="vocabulary padded to 64; key/value heads max(1, K // T); absorbed copies of latent attention",
+            formula="sum over tensors of this rank's share, tables, allocator's rounding, absorbed copies",
+            numbers=f"{stage.weights.words()}; T = {case.layout.tp}, layers {stage.cut[0]} to {stage.cut[1] - 1}",
+            source="vocabulary padded to 64; key/value heads max(1, K // T); PyTorch's segments of 2, 20 and 2 n MiB",
         ),
         Term(
             name="cache",
@@ -96,7 +96,7 @@ def _memory_terms(case: Case, setup: Setup, found: Binding) -> tuple[Term, ...]:
             unit="B",
             formula="(M - X) q - W" + (" - 0.1 GiB for images or sound" if stage.tower_buffers else ""),
             numbers=f"({stage.total:,} - {stage.taken.expected:,}) x {setup.fraction:.6g} - "
-            f"{stage.weights + stage.absorbed:,}{buffers}; within {stage.least:,} to {stage.most:,}",
+            f"{stage.weights.total:,}{buffers}; within {stage.least:,} to {stage.most:,}",
             source="sglang 0.5.23, srt/mem_cache/kv_cache_configurator.py",
         ),
     )

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from headcount.spec.model import ModelSpec
 
 STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# SGLANG_AITER_HONOR_EXPLICIT_MEM_FRACTION, in the spelling of an argument. Logs set it: what they print is in force.
+HONOR_FRACTION = "aiter-honor-explicit-mem-fraction"
 SGLANG_ARGUMENTS = (
     Argument(name="chunked-prefill-size", kind="count", help="tokens of one prefill step"),
     Argument(name="page-size", kind="count", help="tokens of a page"),
@@ -70,6 +72,12 @@ SGLANG_ARGUMENTS = (
     Argument(name="disable-cuda-graph", kind="flag", default=False, help="no CUDA graphs"),
     Argument(name="disable-prefill-cuda-graph", kind="flag", default=False, help="no graphs of prefill"),
     Argument(name="language-model-only", kind="flag", default=False, help="no vision or audio tower"),
+    Argument(
+        name=HONOR_FRACTION,
+        kind="flag",
+        default=False,
+        help="a stated fraction is in force as it is, past 8,192 tokens with aiter too (an environment variable)",
+    ),
 )
 DEFAULT_WINDOW_RATIO = 0.8
 DEFAULT_STATE_RATIO = 0.9
@@ -80,7 +88,8 @@ class Setup(Record):
 
     context             tokens of the longest request
     kv, page            format and page of the cache; ``scaled_rows``: fp8 rows of sparse latent attention with scales
-    fraction            mem_fraction_static; ``fraction_words``: how it came about, in symbols and in numbers
+    fraction            mem_fraction_static in force; ``fraction_words``: how it came about, in symbols and in numbers
+    long_context        what aiter multiplied the fraction by; 1 otherwise
     chunk               tokens of one prefill step of one attention group
     attention_tp        ranks that share the heads; ``groups``: attention groups of a replica, each with its own pool;
                         ``stages``: of the pipeline
@@ -90,6 +99,7 @@ class Setup(Record):
     max_tokens, max_requests    of one group, when they were given
     radix, overlap      reuse of common prompts; two batches in flight
     tower               the vision or audio tower is loaded
+    rotary_dtype_bytes  of a number in the tables of cosines and sines
     """
 
     rules: SglangRules
@@ -100,6 +110,7 @@ class Setup(Record):
     scaled_rows: bool
     fraction: float
     fraction_words: tuple[str, str]
+    long_context: float
     chunk: int
     attention_tp: int
     groups: int
@@ -114,6 +125,7 @@ class Setup(Record):
     radix: bool
     overlap: bool
     tower: bool
+    rotary_dtype_bytes: int
 
 
 def resolve(case: Case, rules: SglangRules, kv_name: str) -> Setup:
@@ -133,11 +145,20 @@ def resolve(case: Case, rules: SglangRules, kv_name: str) -> Setup:
     chunk = chunk or found.chunk
     kv = kv_format(backends.kv_in_force(model, card, kv_name, case.settings.kv))
     backend, page = backends.attention(
-        model, card, backend=_text(given["attention-backend"]), page=_count(given["page-size"])
+        model,
+        card,
+        tp=case.layout.tp,
+        backend=_text(given["attention-backend"]),
+        page=_count(given["page-size"]),
     )
     overlap = not given["disable-overlap-schedule"] and case.layout.pp == 1
     radix = not given["disable-radix-cache"]
     share, words = _fraction(case, given, found, chunk=chunk, groups=groups, requests=requests)
+    stands = bool(given[HONOR_FRACTION]) and _states_fraction(case) and rules.factor_in_arguments
+    factor = 1.0
+    if backend == "aiter" and case.context > backends.LONG_CONTEXT and not stands:
+        factor = backends.LONG_CONTEXT_FACTOR
+        share, words = _for_long_context(share, words)
     return Setup(
         rules=rules,
         context=case.context,
@@ -147,6 +168,7 @@ def resolve(case: Case, rules: SglangRules, kv_name: str) -> Setup:
         scaled_rows=backends.scaled_rows(model, card, kv, rules, asked=_text(given["dsa-decode-backend"])),
         fraction=share,
         fraction_words=words,
+        long_context=factor,
         chunk=max(1, chunk // groups),
         attention_tp=case.layout.tp // groups,
         groups=groups,
@@ -161,6 +183,7 @@ def resolve(case: Case, rules: SglangRules, kv_name: str) -> Setup:
         radix=radix,
         overlap=overlap,
         tower=not given["language-model-only"],
+        rotary_dtype_bytes=rules.amd_rotary_bytes if card.vendor == "amd" else 4,
     )
 
 
@@ -242,16 +265,20 @@ def _fraction(
         if factor != 1:
             fraction *= factor
             formula, numbers = f"{formula}, then x the multimodal factor", f"{numbers} x {factor:.6g}"
-    formula = formula or "as asked"
-    if card.vendor == "amd" and case.context > backends.AMD_LONG_CONTEXT:
-        numbers = f"{numbers or format(fraction, 'g')} x {backends.AMD_LONG_CONTEXT_FACTOR:g}"
-        formula += (
-            f", then x {backends.AMD_LONG_CONTEXT_FACTOR:g} past {backends.AMD_LONG_CONTEXT:,} tokens on AMD"
-        )
-        fraction *= backends.AMD_LONG_CONTEXT_FACTOR
     if not 0 < fraction < 1:
         raise UsageError(f"mem-fraction-static must lie between 0 and 1; it is {fraction:.3f}")
-    return fraction, (formula, numbers)
+    return fraction, (formula or "as asked", numbers)
+
+
+def _for_long_context(fraction: float, words: tuple[str, str]) -> tuple[float, tuple[str, str]]:
+    """The fraction that is left when aiter's kernels serve long contexts, a stated one too (attention_hook.py)."""
+    factor = backends.LONG_CONTEXT_FACTOR
+    formula = f"{words[0]}, then x {factor:g} past {backends.LONG_CONTEXT:,} tokens with aiter"
+    return fraction * factor, (formula, f"{words[1] or format(fraction, 'g')} x {factor:g}")
+
+
+def _states_fraction(case: Case) -> bool:
+    return case.settings.utilization is not None or case.settings.reserve is not None
 
 
 def _states_per_request(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from headcount.engines.base import Layout
     from headcount.spec.model import ModelSpec
 
-_VOCAB_MULTIPLE = 64
+VOCAB_MULTIPLE = 64
 # No encoder-decoder text model has a class in srt/models of 0.5.23 (Whisper has one).
 ABSENT = ("t5", "mt5", "umt5", "marian", "pegasus", "bart", "mbart")
 # Types with recurrent states that 0.5.23 has a pool for (srt/configs/hybrid_arch.py). The fallback to transformers'
@@ -55,4 +55,4 @@ def sglang_refusal(model: ModelSpec, layout: Layout) -> str | None:
         return "how SGLang sizes its pools for a model without attention is not known"
     if layout.pp > len(model.layers):
         return f"{len(model.layers)} layers cannot make {layout.pp} stages"
-    return head_refusal(model, layout.tp) or width_refusal(model, layout.tp, vocab_multiple=_VOCAB_MULTIPLE)
+    return head_refusal(model, layout.tp) or width_refusal(model, layout.tp, vocab_multiple=VOCAB_MULTIPLE)

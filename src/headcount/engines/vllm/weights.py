@@ -1,26 +1,34 @@
 """Bytes of weights on one vLLM rank after loading: sharded, padded, and with the copies that are made.
 
 vocabulary padded to 64, then divided by T; key/value heads max(1, K // T); norms, routers, latents whole
-tensors of 16 and 8 bits count as the allocator counts them (allocator.py)
+tensors of 16 and 8 bits count as the allocator counts them (engines/allocator.py)
 latent attention keeps absorbed copies W_UK and W_UV in 16 bits: N/T r (d_nope + d_v) 2 a layer
 """
 
 from __future__ import annotations
 
 from headcount.cost.cache import mixer_runs
-from headcount.cost.weights import nominal_scale, rank_weights, weight_format
-from headcount.engines.vllm.allocator import rank_sizes, unused_bytes
+from headcount.cost.weights import nominal_scale, packing_of, rank_weights, weight_format
+from headcount.engines.allocator import blocks_of, layer_sizes, tensor_sizes
+from headcount.engines.rotary import rotary_numbers, several_axes
+from headcount.engines.versions import release
 from headcount.engines.vllm.refusals import VOCAB_MULTIPLE
-from headcount.engines.vllm.rotary import rotary_bytes
 from headcount.engines.vllm.rules import MXFP4_MARLIN, MXFP4_TRITON, rules_for
 from headcount.record import Record
 from headcount.spec.attention import LatentAttention
-from headcount.spec.weight import EXPERTS
+from headcount.spec.weight import EMBEDDING, EXPERTS
 from headcount.units import ceil_div, round_up
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headcount.cost.weights import WeightFormat
     from headcount.engines.base import Case
+    from headcount.spec.model import ModelSpec
+    from headcount.spec.weight import Weight
+
+_BYTE_BITS = 8
 
 
 class StageWeights(Record):
@@ -70,7 +78,7 @@ def stage_weights(case: Case, cuts: list[tuple[int, int]], version: str) -> list
     ranks = rank_weights(model, fmt, tp=tp, vocab_multiple=VOCAB_MULTIPLE)
     numerator, denominator = nominal_scale(model, fmt)
     # Padding is not in a file, tables are in none either: both come after the nominal scale.
-    tables, absorbed = rotary_bytes(model), absorbed_bytes(case)
+    tables, absorbed = rotary_bytes(model, version), absorbed_bytes(case)
     multiples = rules_for(version).mxfp4_multiples
     padding = padded_expert_bytes(case, multiples)
     # Triton's kernels are a package of their own; without it Marlin's are taken (mxfp4.py get_mxfp4_backend).
@@ -88,18 +96,63 @@ def stage_weights(case: Case, cuts: list[tuple[int, int]], version: str) -> list
     ]
 
 
+# Positions of several axes: a table of four times as many, for videos; from 0.32 not for these, unless video tokens are pruned.
+_AXES_FACTOR = 4
+_FIRST_PLAIN, _PLAIN = "0.32.0", ("qwen3_vl", "qwen3_5")
+_TABLE_BYTES = 2
+
+
+def rotary_bytes(model: ModelSpec, version: str) -> int:
+    """Tables of cosines and sines, which vLLM counts as weights, in 16 bits.
+
+    Qwen2.5-VL-72B: 128,000 x 4 x 128 x 2 B. Source: layers/rotary_embedding/mrope.py; models/qwen3_vl.py (0.32).
+    """
+    plain = release(version) >= release(_FIRST_PLAIN) and model.family.startswith(_PLAIN)
+    factor = _AXES_FACTOR if several_axes(model) and not plain else 1
+    return rotary_numbers(model) * factor * _TABLE_BYTES
+
+
 def _unused_bytes(case: Case, start: int, end: int) -> int:
-    """What the allocator counts beyond the tensors, where that is known."""
+    """What the allocator counts beyond the tensors; 0 where it is not known: 4-bit kernels make theirs anew while loading."""
     model, tp = case.model, case.layout.tp
     fmt = weight_format(model, case.settings.weights)
     key = ("unused_bytes", fmt, tp, start, end)
     if key not in model.memo:
-        sizes = None
-        if fmt.dtype_bytes == 2:
-            sizes = rank_sizes(model, fmt, tp, start, end, vocab_multiple=VOCAB_MULTIPLE)
-        model.memo[key] = 0 if sizes is None else unused_bytes(sizes)
+        sizes = _sizes(model, fmt, tp, start, end) if _made_once(model, fmt, start, end) else []
+        model.memo[key] = blocks_of(sizes).counted - sum(sizes)
     found: int = model.memo[key]
     return found
+
+
+def _made_once(model: ModelSpec, fmt: WeightFormat, start: int, end: int) -> bool:
+    """Whether all weights have 16 or 8 bits, so that the tensors made at first are those that stay."""
+    if fmt.dtype_bytes != 2 or (fmt.packing is not None and fmt.packing.bits != _BYTE_BITS):
+        return False
+    if not fmt.own or model.quantization is None:
+        return True
+    every = range(start, end) if model.quantization.depends_on_layer else (start,)
+    packings = (
+        packing_of(model, weight, index, fmt)
+        for index in every
+        for weight in (w for layer, _ in model.layer_runs() for w in layer.weights)
+    )
+    return all(packing is None or packing.bits == _BYTE_BITS for packing in packings)
+
+
+def _sizes(model: ModelSpec, fmt: WeightFormat, tp: int, start: int, end: int) -> list[int]:
+    """Bytes of the tensors of one rank, in the order in which they are made."""
+
+    def sizes_of(weights: Iterable[Weight]) -> list[int]:
+        return tensor_sizes(model, weights, 0, fmt, lambda _: tp, vocab_multiple=VOCAB_MULTIPLE)
+
+    sizes = []
+    if start == 0:
+        sizes += sizes_of(weight for tower in model.towers for weight in tower.weights)
+        sizes += sizes_of(weight for weight in model.outside if weight.part == EMBEDDING)
+    sizes += layer_sizes(model, (start, end), fmt, lambda _: tp, vocab_multiple=VOCAB_MULTIPLE)
+    if end == len(model.layers):
+        sizes += sizes_of(weight for weight in model.outside if weight.part != EMBEDDING)
+    return sizes
 
 
 def padded_expert_bytes(case: Case, multiples: tuple[int, int]) -> int:

@@ -239,6 +239,8 @@ def read_variables(variables: dict[str, str]) -> Flags:
     arguments = []
     if variables.get("OLLAMA_FLASH_ATTENTION") == "0":
         arguments.append(("flash-attention", "false"))
+    if variables.get("OLLAMA_NEW_ENGINE") == "1":
+        arguments.append(("ollama-engine", "true"))
     if "OLLAMA_GPU_OVERHEAD" in variables:
         arguments.append(("gpu-overhead", variables["OLLAMA_GPU_OVERHEAD"] + "B"))
     kv = variables.get("OLLAMA_KV_CACHE_TYPE", "auto")

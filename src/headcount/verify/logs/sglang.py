@@ -1,10 +1,15 @@
 """SGLang's start-up lines, 0.2 to 0.5.
 
-Wordings: sglang/srt/model_executor/model_runner.py, mem_cache/memory_pool.py, mem_cache/swa_memory_pool.py,
-managers/scheduler.py (read in 0.5.23). Every "GB" is 1024**3 bytes (memory_pool.py, ``get_available_gpu_memory``).
+Wordings: sglang/srt/model_executor/model_runner.py, pool_configurator.py, mem_cache/memory_pool.py, swa_memory_pool.py,
+managers/scheduler.py, bench_one_batch.py (read in 0.2.15, 0.4.2, 0.5.3 to 0.5.23). Every "GB" is 1024**3 bytes
+(memory_pool.py, ``get_available_gpu_memory``). 0.2 prints no pool; up to 0.4.2 pools print no tokens and "Load weight end" only
+what is left, so that the weights are the difference to "Load weight begin".
 
 Each rank prints its own pool. Sliding-window models print one line per pool and then ``SWAKVPool mem usage``, their sum; a
 draft model prints its pool after the target's "Memory pool end". ``max_total_num_tokens`` is what the scheduler uses.
+
+Arguments stand in the command line above the log, and, once resolved, in ``server_args=``: a record up to 0.5.15, a dict
+from 0.5.20 on. The resolved ones hold, and their fraction is the one in force.
 """
 
 from __future__ import annotations
@@ -19,17 +24,57 @@ from headcount.verify.observation import Observation
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headcount.verify.logs.lines import Line
+    from headcount.verify.logs.patterns import Figure
     from headcount.verify.logs.start import Start
 
 _POOL = re.compile(
-    rf"KV Cache is allocated\.(?: dtype: ([\w.]{{1,40}}),)? #tokens: {WHOLE}, "
+    rf"KV Cache is allocated\.(?: dtype: ([\w.]{{1,40}}),)?(?: #tokens: {WHOLE},)? "
     rf"(?:K size: {SIZE}, V size: {SIZE}|(?:KV|Cache) size: {SIZE})"
 )
+# A server's own command line; bench_serving and bench_one_batch_server are clients.
+_COMMAND = re.compile(
+    r"(?:-m sglang\.(?:launch_server|bench_one_batch|bench_latency|bench_offline_throughput)|\bsglang serve)(?= )"
+)
+# Lines that show how a command is written.
+_EXPLAINS = ("usage:", "example:")
+_FLAGS = {
+    "model": "model_path",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
+    "dp": "dp_size",
+    "data_parallel_size": "dp_size",
+    "ep": "ep_size",
+    "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
+}
 _TORCH_KV = {"float8_e4m3fn": "fp8_e4m3", "float8_e5m2": "fp8_e5m2", "float4_e2m1fn_x2": "fp4_e2m1"}
 
 _TABLE = (
-    Pattern("Load weight end", rf"Load weight end\.[^\n]{{0,300}}?mem usage={SIZE}", "weights_gib"),
+    Pattern("Load weight begin", rf"Load weight begin\. avail mem={SIZE}", "before_gib"),
+    Pattern(
+        "Load weight end",
+        rf"Load weight end\.[^\n]{{0,300}}?avail mem={SIZE}(?:, mem usage={SIZE}|(?=[^,]))",
+        "after_gib",
+        "weights_gib",
+    ),
+    Pattern(
+        "full_layer_tokens=",
+        rf"full_layer_tokens={WHOLE}, swa_layer_tokens={WHOLE}{END}",
+        "whole_full",
+        "whole_sliding",
+    ),
+    Pattern(
+        " memory calculation: ",
+        rf"DS[vV]4 memory calculation: [^\n]{{0,200}}?bytes_per_full_token={NUMBER}, available_bytes={SIZE}"
+        rf"[^\n]{{0,300}}? full_token={WHOLE}{END}",
+        "bytes_per_token",
+        "compressed_gib",
+        "whole_full",
+    ),
     Pattern(
         "SWAKVPool mem usage",
         rf"SWAKVPool mem usage: {SIZE}, swa size: {WHOLE}, full size: {WHOLE}{END}",
@@ -43,7 +88,7 @@ _TABLE = (
         rf"Capture (?:[\w -]{{1,40}} )?(?:cuda|CUDA) graph end\.[^\n]{{0,600}}?mem usage={SIZE}",
         "graphs_gib",
     ),
-    Pattern("max_total_num_tokens=", rf"max_total_num_tokens={WHOLE}, ", "whole_total"),
+    Pattern("max_total_num_tokens=", rf"max_total_num_tokens={WHOLE}{END}", "whole_total"),
     Pattern(
         "max_running_requests=",
         rf"max_running_requests={WHOLE}, context_len={WHOLE}{END}",
@@ -76,10 +121,13 @@ _SETTINGS = {
 }
 _ARGUMENTS = frozenset(
     (
+        "attention_backend",
+        "attn_dp_size",
         "chunked_prefill_size",
         "cpu_offload_gb",
         "cuda_graph_max_bs",
         "disable_cuda_graph",
+        "disable_overlap_schedule",
         "disable_hybrid_swa_memory",
         "disable_radix_cache",
         "enable_dp_attention",
@@ -95,6 +143,8 @@ _ARGUMENTS = frozenset(
         "swa_full_tokens_ratio",
     )
 )
+# Flags worth a look at a line that continues a command.
+_SAID = ("model", "tp", "pp", "dp", *_SETTINGS, *sorted(_ARGUMENTS))
 _REFUSALS = (
     (
         "Not enough memory. Please try to increase --mem-fraction-static",
@@ -110,11 +160,16 @@ class SglangReader(Reader):
 
     engine = "sglang"
     patterns = tuple(_TABLE)
-    openings = ("server_args=ServerArgs(",)
+    openings = ("server_args=ServerArgs(", "server_args={")
     capacity = ("whole_total",)
     leading = ("pool",)
     identity = ("asked_model", "kv_dtype")
-    evidence = ("weights_gib", "pool", "pair_gib", "whole_total")
+    evidence = ("weights_gib", "pool", "pair_gib", "whole_total", "whole_full")
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Whether the last line of a command ended in a backslash.
+        self._continued = False
 
     @classmethod
     def words(cls) -> tuple[str, ...]:
@@ -123,6 +178,9 @@ class SglangReader(Reader):
             "KV Cache is allocated.",
             "Memory pool end",
             "Mamba Cache is allocated",
+            "-m sglang.",
+            "sglang serve ",
+            *(f"--{name.replace('_', '-')}" for name in _SAID),
             *(word for word, _ in _REFUSALS),
         )
         return (*super().words(), *extra)
@@ -132,8 +190,20 @@ class SglangReader(Reader):
         if "GenerateReqInput(" not in line.text:
             super().read(line)
 
+    def take(self, start: Start, figures: Sequence[tuple[str, Figure]], rank: str) -> None:
+        """The weights of a line that prints only what is left are the difference to the line before loading."""
+        super().take(start, figures, rank)
+        said = dict(figures)
+        before, after = start.values("before_gib", rank), said.get("after_gib")
+        if after is None or not before or "weights_gib" in said:
+            return
+        taken = round(float(before[-1]) - float(after), 2)
+        # Where another process gave memory back meanwhile, the difference says nothing.
+        if taken > 0:
+            start.add("weights_gib", taken, rank)
+
     def look(self, text: str, rank: str) -> None:
-        """Pools, argument dumps and refusals."""
+        """Pools, command lines, argument dumps and refusals."""
         if "KV Cache is allocated." in text and "VirtualKV" not in text:
             for match in _POOL.finditer(text):
                 self._pool(match, text, rank)
@@ -142,9 +212,15 @@ class SglangReader(Reader):
             self.current().add("pool_closed", "yes", rank)
         if "Mamba Cache is allocated" in text:
             self._states(text, rank)
-        at = text.find("server_args=ServerArgs(")
-        if at >= 0:
-            self._settings(read_dump(text[at + len("server_args=ServerArgs(") :]))
+        self._command(text, rank)
+        for opening in self.openings:
+            at = text.find(opening)
+            if at >= 0:
+                dump = read_dump(text[at + len(opening) :])
+                # Printed once resolved: aiter's long-context factor is in the fraction already.
+                if dump.get("attention_backend") == "aiter":
+                    self.current().set_argument("aiter-honor-explicit-mem-fraction", "true")
+                self._settings(dump)
         for word, remark in _REFUSALS:
             if word in text and self.current().has(*self.evidence):
                 share = self.current().least("gpu_memory_utilization")
@@ -161,14 +237,34 @@ class SglangReader(Reader):
             return
         dtype, tokens, keys, values, both = match.groups()
         size = size_gib(both) if both else size_gib(keys) + size_gib(values)
-        start.add("pool", f"{tokens.replace(',', '')} {size!r}", rank)
+        start.add("pool", f"{(tokens or '0').replace(',', '')} {size!r}", rank)
         if dtype:
             start.add("kv_dtype", dtype.removeprefix("torch."), rank)
 
     def _states(self, text: str, rank: str) -> None:
         sizes = [size_gib(found) for found in re.findall(rf"_state(?:_cache)? size: {SIZE}", text)]
         if sizes:
-            self.current().note(f"recurrent states take {sum(sizes):.2f} GiB per rank beside the cache")
+            start = self.current()
+            start.add("states_gib", sum(sizes), rank)
+            start.note(f"recurrent states take {sum(sizes):.2f} GiB per rank beside the cache")
+
+    def _command(self, text: str, rank: str) -> None:
+        """The flags of a command line, one line or several; a word that the log's end cuts off is left out."""
+        found = _COMMAND.search(text)
+        said = text[found.end() :] if found else text
+        continues = self._continued and said.lstrip().startswith("--")
+        self._continued = False
+        if not (found or continues) or any(word in text.lower() for word in _EXPLAINS):
+            return
+        words = said.split()
+        if not text.endswith("\n") and not said[-1:].isspace():
+            words = words[:-1]
+        self._continued = words[-1:] == ["\\"]
+        if found and (self._continued or "--" in said):
+            self._open("", rank)
+            if found[0] == "sglang serve" and words and not words[0].startswith("-"):
+                words.insert(0, "--model-path")
+        self._settings(_flags(words))
 
     def _settings(self, dump: dict[str, str]) -> None:
         start = self.current()
@@ -210,9 +306,32 @@ class SglangReader(Reader):
             weights_gib=max(weights, default=None),
             cuda_graphs_gib=max(graphs, default=None),
             kv_cache_memory_gib=_cache_memory(start),
+            states_gib=start.greatest("states_gib"),
+            free_before_gib=start.least("before_gib"),
             kv_cache_tokens=tokens,
+            bytes_per_token=start.greatest("bytes_per_token"),
             arguments=start.arguments,
         )
+
+
+def _flags(words: list[str]) -> dict[str, str]:
+    """``--tp 4``, ``--tp-size=4`` and ``--disable-radix-cache`` as ServerArgs names them.
+
+    A value that begins with another sign (``$MODEL``, ``<model>``, ``...``) is none.
+    """
+    said: dict[str, str] = {}
+    for index, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        name, _, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        following = words[index + 1] if index + 1 < len(words) else "--"
+        if not value:
+            value = "True" if following.startswith(("--", "\\")) else following
+        value = value.strip("'\"")
+        if value and (value[0].isalnum() or value[0] in "/._~"):
+            said[_FLAGS.get(name, name)] = value
+    return said
 
 
 def _kv_dtype(start: Start) -> str | None:
@@ -223,13 +342,20 @@ def _kv_dtype(start: Start) -> str | None:
 
 
 def _cache_memory(start: Start) -> float | None:
-    """The smallest rank's pools together: resized after capture, as printed by the pair of pools, or their sum."""
-    for name in ("resized_gib", "pair_gib"):
+    """The smallest rank's pools together: resized after capture, as printed by the pair of pools, or their sum.
+
+    Of compressed attention: the bytes that its six pools are cut from. A pair of which one pool is shown is not summed.
+    """
+    for name in ("resized_gib", "pair_gib", "compressed_gib"):
         said = start.least(name)
         if said is not None:
             return said
     sums = []
+    pair = start.count("whole_full") and start.count("whole_sliding")
     for pools in _pools(start):
+        if pair and len(pools) < 2:
+            start.note("one pool of two is shown: the cache memory is not read")
+            continue
         sums.append(sum(size for _, size in pools))
         if len(pools) > 1:
             start.note(f"{len(pools)} pools of one rank are summed")
@@ -239,7 +365,7 @@ def _cache_memory(start: Start) -> float | None:
 
 
 def _pools(start: Start) -> list[list[tuple[int, float]]]:
-    """Tokens and GiB of every rank's pools."""
+    """Tokens (0: not said) and GiB of every rank's pools."""
     found = []
     for rank in start.ranks("pool"):
         pairs = (str(value).split() for value in start.values("pool", rank))
@@ -250,7 +376,8 @@ def _pools(start: Start) -> list[list[tuple[int, float]]]:
 def _tokens(start: Start) -> int | None:
     """What the scheduler admits; without its line, the smallest rank's pool."""
     pools = _pools(start)
-    found = {tokens for rank in pools for tokens, _ in rank}
+    # Old releases print no tokens with a pool: 0 here. The sliding pool's are not those that requests are admitted by.
+    found = {tokens for rank in pools for tokens, _ in rank} - {0, start.count("whole_sliding")}
     said = start.count("whole_total")
     for name in ("whole_resized", "whole_full"):
         if said is None:

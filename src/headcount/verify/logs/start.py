@@ -14,24 +14,28 @@ _MOST_NOTES = 20
 
 
 class Start:
-    """One start while it is being read."""
+    """One start while it is being read; ``drafts_for`` is the start whose drafter this is."""
 
     def __init__(self, lane: str = "") -> None:
         self.lane = lane
+        self.drafts_for: Start | None = None
         self.date: str | None = None
         self.openers: set[str] = set()
         self.notes: list[str] = []
         self._figures: dict[str, dict[str, list[Figure]]] = {}
         self._arguments: dict[str, str] = {}
 
-    def add(self, name: str, value: Figure, rank: str) -> None:
-        """Keep ``value``; the same value twice from one rank is one value. Beyond 32 the last is replaced."""
+    def add(self, name: str, value: Figure, rank: str, *, each: bool = False) -> None:
+        """Keep ``value``; the same value twice from one rank is one value, unless ``each`` says that every one counts.
+
+        Beyond 32 the last is replaced.
+        """
         by_rank = self._figures.setdefault(name, {})
         if rank not in by_rank and len(by_rank) >= _MOST_RANKS:
             self.note(f"more than {_MOST_RANKS:,} ranks: the further ones are not read")
             return
         values = by_rank.setdefault(rank, [])
-        if value in values:
+        if value in values and not each:
             values.remove(value)
         elif len(values) >= _MOST_VALUES:
             values.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headcount.engines import Case, Layout, Settings, engine
-from headcount.engines.vllm.allocator import unused_bytes
+from headcount.engines.allocator import blocks_of
 from headcount.hardware import accelerator
 from headcount.spec.reader import read_model
 from headcount.units import GIB, KIB, MIB
@@ -25,7 +25,30 @@ from headcount.units import GIB, KIB, MIB
     ],
 )
 def test_blocks_by_hand(sizes: list[int], unused: int) -> None:
-    assert unused_bytes(sizes) == unused
+    assert blocks_of(sizes).counted - sum(sizes) == unused
+
+
+@pytest.mark.parametrize(
+    ("sizes", "segments"),
+    [
+        ([], 0),
+        ([1], 2),
+        ([300 * KIB] * 6, 2),
+        ([300 * KIB] * 7, 4),
+        ([MIB], 2),
+        ([MIB + 1], 20),
+        ([8 * MIB, 8 * MIB], 20),
+        ([8 * MIB, 8 * MIB, 8 * MIB], 40),
+        # 12 MiB are left of the first segment, and a tensor of 11 MiB finds room there.
+        ([8 * MIB, 11 * MIB], 20),
+        ([10 * MIB], 10),
+        ([17 * MIB + MIB // 2], 18),
+        # Half a MiB is left of each segment: too little to be split off.
+        ([17 * MIB + MIB // 2, MIB // 2], 18 + 2),
+    ],
+)
+def test_segments_by_hand(sizes: list[int], segments: int) -> None:
+    assert blocks_of(sizes).reserved == segments * MIB
 
 
 # "Model loading took" per GPU [GiB], with its release: vLLM issues 15815 and 13061, llm-d-planner pull request 205, and logs in
@@ -38,6 +61,8 @@ PRINTED = [
     ("gemma-3-1b", 1, "0.13.0", 1.9148, 0.0002),
     ("opt-125m", 1, "0.8.5", 0.2389, 0.0003),
     ("llama-3.1-8b", 1, "0.6.4", 14.9888, 0.0001),
+    ("qwen2.5-vl-72b", 4, "0.8.3", 34.434, 0.0005),
+    ("qwen3.5-9b", 1, "0.19.0", 17.66, 0.0006),
     ("llama-3.1-8b", 8, "0.6.4", 1.9028, 0.0002),
 ]
 
