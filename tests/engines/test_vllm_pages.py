@@ -256,7 +256,7 @@ def test_older_releases_without_a_rule_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="all"):
         plan_pages(qwen3_next(544), hybrid_manager=True, mamba_cache_mode="all")
     with pytest.raises(UnknownNameError):
-        rules_for("0.4.0")
+        rules_for("0.3.3")
     assert rules_for("0.34.1") is RULES["0.33.0"]
 
 

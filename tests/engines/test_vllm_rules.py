@@ -28,6 +28,7 @@ GIB = 2**30
 # (first release that has it, field, value, the release just before and its value, file in the sdist under vllm/).
 # Both releases were opened; the file holds the statement in each.
 FACTS: list[tuple[str, str, Any, str, Any, str]] = [
+    ("0.4.1", "chunk_tokens", 768, "0.4.0", 0, "config.py SchedulerConfig"),
     ("0.4.2", "chunk_tokens", 512, "0.4.1", 768, "config.py SchedulerConfig"),
     ("0.5.1", "latent_cache", "256", "0.5.0", "", "config.py ModelConfig.get_head_size"),
     ("0.5.3", "chunked_above", 32768, "0.5.2", 0, "engine/arg_utils.py"),
@@ -164,7 +165,7 @@ def test_a_change_begins_where_the_source_says(
 
 
 def test_every_release_with_a_change_is_in_the_table() -> None:
-    firsts = {fact[0] for fact in FACTS} | {"0.4.1", "0.23.0"}
+    firsts = {fact[0] for fact in FACTS} | {"0.4.0", "0.23.0"}
     assert set(RULES) == firsts
     assert list(RULES) == sorted(RULES, key=release, reverse=True)
 
@@ -173,7 +174,8 @@ def test_releases_between_changes_follow_the_older_one() -> None:
     assert rules_for("0.16.0").version == "0.15.0"
     assert rules_for("v0.8.5.post1").version == "0.8.5"
     assert rules_for("0.40.0").version == "0.33.0"
-    for text in ("0.4.0", "0.3.3", "newest", "", "1"):
+    assert rules_for("0.4.0.post1").version == "0.4.0"
+    for text in ("0.3.3", "newest", "", "1"):
         with pytest.raises(UnknownNameError):
             rules_for(text)
 

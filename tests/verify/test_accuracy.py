@@ -18,7 +18,7 @@ from headcount.verify.observation import read_observation
 # (engine, check): rows at least, share reproduced at least, 90th percentile at most, figures left out at most.
 HELD = {
     # Three rows of hybrids from the days of 0.26 and 0.27 do not say that they cache prefixes, which was off by default then.
-    ("vllm", "tokens_from_kv_memory"): (37, 0.95, 0.005, 45),
+    ("vllm", "tokens_from_kv_memory"): (37, 0.95, 0.005, 49),
     ("vllm", "weights"): (45, 0.95, 0.005, 17),
     ("vllm", "balance"): (41, 0.95, 0.01, 2),
     # The fifth is DeepSeek-V4, whose cache llama.cpp has and this package refuses.

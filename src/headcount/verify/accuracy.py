@@ -16,7 +16,8 @@ from headcount.record import Record
 from headcount.spec.attention import FullAttention, LatentAttention
 from headcount.spec.huggingface.config import spec_from_config
 from headcount.spec.huggingface.towers.parts import UNCOUNTED_TOWER
-from headcount.verify.case_of import SLOT_ENGINES, Asked, ask
+from headcount.spec.huggingface.towers.registry import THINKERS
+from headcount.verify.case_of import SLOT_ENGINES, UNSHARED, Asked, ask
 from headcount.verify.comparison import compare
 from headcount.verify.explanation import explain_gap, unsaid
 from headcount.verify.observation import Comparison, Observation, read_observation
@@ -152,10 +153,28 @@ def complete(config: dict[str, Any]) -> dict[str, Any]:
     kind = str(text.get("model_type") or config.get("model_type"))
     if kind in ("mistral", "mixtral", "ministral"):
         added = {"sliding_window": None}
+    elif kind in THINKERS and "thinker_config" not in config:
+        return _inner_text(config, THINKERS[kind])
     elif kind.startswith("gemma4") and not text.get("num_kv_shared_layers"):
         added = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
     filled = added | text
     return {**config, "text_config": filled} if text is not config else filled
+
+
+def _inner_text(config: dict[str, Any], thinker: str) -> dict[str, Any]:
+    """The language model of an abridged config of a model that also speaks: of the stage that it states."""
+    talker = config.get("talker_config")
+    stage = (
+        config if isinstance(config.get("text_config"), dict) else talker if isinstance(talker, dict) else {}
+    )
+    text = stage.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    return {
+        "model_type": thinker.replace("_thinker", "_text"),
+        "torch_dtype": config.get("torch_dtype"),
+        **text,
+    }
 
 
 def read_shape(config: dict[str, Any], name: str) -> tuple[ModelSpec, str]:
@@ -237,6 +256,9 @@ def _uncounted(row: Observation, asked: Asked, found: Comparison, packing: str) 
     """Why the figure is no test of the rules."""
     if row.circular:
         return "circular: the model or its shape was inferred, here or from other figures, or is not the published one"
+    unshared = next((words for words in asked.assumed if words.startswith(UNSHARED)), "")
+    if unshared and found.check != "balance":
+        return unshared
     if found.check in ("weights", "end_to_end") and packing:
         return packing
     if found.check in ("weights", "end_to_end") and not asked.weights_known:

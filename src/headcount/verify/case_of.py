@@ -81,6 +81,10 @@ _DEFAULT_CONTEXT = 4096
 _UNKNOWN_GB = 80
 
 
+# How the note begins where several GPUs are said, and not how they share the model.
+UNSHARED = "TP not said"
+
+
 class NotReproducibleError(HeadcountError):
     """Why an observation cannot be predicted: one clause."""
 
@@ -223,15 +227,12 @@ def _vllm_version(observation: Observation, assumed: list[str]) -> str:
 def _layout(observation: Observation, assumed: list[str]) -> Layout:
     tp = observation.tensor_parallel
     if tp is None:
-        tp = 1
         if observation.engine in SLOT_ENGINES:
             # Their figures are sums over devices, whichever layers lie where.
             return Layout()
-        if (observation.gpu_count or 1) > 1:
-            raise NotReproducibleError(
-                f"{observation.gpu_count} GPUs, and how they share the model is not said"
-            )
-        assumed.append("TP 1")
+        tp = observation.gpu_count or 1
+        known = f"{UNSHARED}: {tp} GPUs share every layer" if tp > 1 else "TP 1"
+        assumed.append(known)
     return Layout(tp=tp, pp=observation.pipeline_parallel or 1, dp=observation.data_parallel or 1)
 
 

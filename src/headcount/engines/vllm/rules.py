@@ -1,7 +1,7 @@
 """What each vLLM release does differently: versions as data, every change at the first release that has it.
 
-Read in the published source distributions 0.4.1 to 0.33.0, all releases but post releases, 0.4.0 and 0.15.1 (0.15.0:
-in its wheel). ``_CHANGES`` names the file of each change; ``EngineRules.version`` says whose rules were used.
+Read in the published source distributions 0.4.0 to 0.33.0, all releases but post releases and 0.15.1 (0.4.0 and 0.15.0:
+in their wheels). ``_CHANGES`` names the file of each change; ``EngineRules.version`` says whose rules were used.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class EngineRules(Record):
     small_device_seqs        max_num_seqs of a device that is not large
     seqs_capped_by_tokens    default max_num_seqs <= max_num_batched_tokens
     tokens_capped_by_seqs    default max_num_batched_tokens <= max_num_seqs x max_model_len
-    chunk_tokens             V0: max_num_batched_tokens with chunked prefill; else max(max_model_len, 2048)
+    chunk_tokens             V0: max_num_batched_tokens with chunked prefill (0: as without); else max(max_model_len, 2048)
     chunked_above            V0: chunked prefill is on for a max_model_len above this; 0 never
     swap_space               host blocks are set aside for preempted requests
     mxfp4_multiples          what an MXFP4 expert's width on a rank and the hidden width are rounded up to on Hopper
@@ -135,7 +135,7 @@ class EngineRules(Record):
     small_device_seqs: int = 256
     seqs_capped_by_tokens: bool = False
     tokens_capped_by_seqs: bool = False
-    chunk_tokens: int = 768
+    chunk_tokens: int = 0
     chunked_above: int = 0
     swap_space: bool = True
     mxfp4_multiples: tuple[int, int] = (1, 1)
@@ -174,7 +174,8 @@ MXFP4_MARLIN = (128, 256)
 
 # Oldest first. The logit bytes are counted under ``bytes_per_logit``.
 _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("0.4.1", {}),
+    ("0.4.0", {}),
+    ("0.4.1", {"chunk_tokens": 768}),  # config.py SchedulerConfig
     ("0.4.2", {"chunk_tokens": 512}),  # config.py SchedulerConfig
     # config.py ModelConfig.get_head_size, model_executor/models/deepseek_v2.py
     ("0.5.1", {"latent_cache": "256"}),
@@ -378,7 +379,7 @@ def rules_for(engine_version: str) -> EngineRules:
 
     A pre-release or development build (``0.20.2rc1.dev129``) gets those of the release before its number: such builds
     are cut from the main branch before that release, and its name does not say which changes it has.
-    Raises UnknownNameError for text that is no version and for releases older than 0.4.1.
+    Raises UnknownNameError for text that is no version and for releases older than 0.4.0.
     """
     wanted = release(engine_version)
     early = is_prerelease(engine_version)
