@@ -353,6 +353,23 @@ def test_hybrids_cache_prefixes_by_default_since_0_28() -> None:
         assert pool.blocks / pool.concurrency == pytest.approx(blocks)
 
 
+def test_deepseek_v4_before_its_groups_were_fitted() -> None:
+    """DeepSeek-V4-Flash, TP 2, vLLM 0.23.0 (a public log): 32.08 GiB, 2,175,276 tokens, 8.30 requests of 262,144.
+
+    A block is 22 slots of 37,440 B, 21 of 8,640 and 20 of 1,728; a request takes cdiv(sum of pages, 1,002,240) = 3,993.
+    """
+    vllm, case = start(
+        "deepseek-v4-flash", "h200", "0.23.0", tp=2, context=262_144, kv="fp8", max_num_batched_tokens=8192
+    )
+    pool = vllm.pool(case, round(32.08 * GIB))
+    assert pool.blocks == round(32.08 * GIB) // (22 * 37_440 + 21 * 8_640 + 20 * 1_728)
+    assert pool.blocks / pool.concurrency == pytest.approx(3993)
+    assert pool.tokens == pytest.approx(2_175_276, rel=2e-4)
+    # 0.27 overlays the groups: a block is as wide as the widest.
+    vllm, case = start("deepseek-v4-flash", "h200", "0.28.0", tp=2, context=262_144, kv="fp8")
+    assert vllm.pool(case, 32 * GIB).blocks == 32 * GIB // 1_002_240
+
+
 def test_marlin_pads_wider_than_triton() -> None:
     """gpt-oss-120b, H100, 0.10.1: 65.97 GiB with Marlin's kernels (issue 23278 of vllm), which the low end allows for."""
     from headcount.engines.vllm.weights import stage_weights

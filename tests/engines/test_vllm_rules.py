@@ -106,6 +106,7 @@ FACTS: list[tuple[str, str, Any, str, Any, str]] = [
     ("0.19.0", "sparse_plain_widths", (128, 192), "0.18.1", (128,), "mla/flashinfer_mla_sparse.py"),
     ("0.20.0", "cuda_graphs_counted", "yes", "0.19.1", "opt-in", "envs.py"),
     ("0.20.0", "default_utilization", 0.92, "0.19.1", 0.90, "config/cache.py"),
+    ("0.20.0", "packed_layout", "slots", "0.19.1", "", "v1/core/kv_cache_utils.py"),
     (
         "0.20.1",
         "tokens_from_concurrency",
@@ -132,6 +133,7 @@ FACTS: list[tuple[str, str, Any, str, Any, str]] = [
     ("0.26.0", "in_flight_batches", True, "0.25.1", False, "v1/kv_cache_interface.py SlidingWindowSpec"),
     ("0.26.0", "v2_logit_bytes", 2, "0.25.1", 6, "v1/worker/gpu/sample/sampler.py"),
     ("0.27.0", "concurrency_per_group", True, "0.26.0", False, "v1/core/kv_cache_utils.py"),
+    ("0.27.0", "packed_layout", "overlaid", "0.26.0", "slots", "v1/core/kv_cache_utils.py"),
     ("0.27.0", "charged_by_free_memory", True, "0.26.0", False, "utils/mem_utils.py memory_profiling"),
     ("0.28.0", "hybrid_prefix_caching", True, "0.27.1", False, "engine/arg_utils.py default_prefix_caching"),
     ("0.28.0", "tier_160_gib", True, "0.27.1", False, "engine/arg_utils.py get_batch_defaults"),
@@ -145,6 +147,7 @@ FACTS: list[tuple[str, str, Any, str, Any, str]] = [
         "model_executor/models/config.py",
     ),
     ("0.29.0", "null_block_reserved", True, "0.28.0", False, "v1/core/kv_cache_utils.py"),
+    ("0.29.0", "packed_layout", "fitted", "0.28.0", "overlaid", "v1/core/kv_cache_utils.py"),
     ("0.29.0", "mamba_checkpoints", True, "0.28.0", False, "v1/kv_cache_interface.py MambaSpec"),
     ("0.29.0", "v2_runner", "all", "0.28.0", "dense", "config/vllm.py use_v2_model_runner"),
     ("0.29.0", "table_bytes", 4.125, "0.28.0", 0.0, "v1/worker/gpu/sample/penalties.py"),

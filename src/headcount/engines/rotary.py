@@ -10,7 +10,13 @@ Source: vLLM model_executor/layers/rotary_embedding.
 
 from __future__ import annotations
 
-from headcount.spec.attention import HeadedAttention, LatentAttention, SharedCache, SlidingWindow
+from headcount.spec.attention import (
+    CompressedLatent,
+    HeadedAttention,
+    LatentAttention,
+    SharedCache,
+    SlidingWindow,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,6 +52,9 @@ def rotary_numbers(model: ModelSpec) -> int:
             # A layer that reads another's cache rotates its queries by that layer's table.
             width = 0 if isinstance(mixer, SharedCache) else _width(mixer, model.family, text, stated)
             local = split and isinstance(mixer, SlidingWindow)
+            if isinstance(mixer, CompressedLatent):
+                # Compressed layers rotate by a base of their own.
+                local = not mixer.rate
             if width:
                 tables[(width, local)] = _positions(model, text, stated, local=local)
     return sum(width * positions for (width, _), positions in tables.items())
@@ -70,6 +79,9 @@ def _text(config: dict[str, Any]) -> dict[str, Any]:
 def _width(mixer: Mixer, family: str, text: dict[str, Any], stated: dict[str, Any]) -> int:
     if isinstance(mixer, LatentAttention):
         return mixer.qk_rope_head_dim
+    if isinstance(mixer, CompressedLatent):
+        rotated = text.get("qk_rope_head_dim")
+        return rotated if isinstance(rotated, int) else 0
     if not isinstance(mixer, HeadedAttention):
         return 0
     default = 0.25 if family.startswith(_QUARTER) else 1.0

@@ -207,7 +207,7 @@ class Vllm(Engine):
         block = min(group.block_size for group in plan.groups)
         return Pool(
             tokens=plan.kv_tokens(blocks, longest, flight, encoder_tokens=source),
-            bytes_per_token=max(each.bytes_per_block for each in plans) / block,
+            bytes_per_token=max(each.bytes_per_token for each in plans),
             blocks=blocks,
             block_tokens=block,
             concurrency=plan.concurrency(blocks, longest, flight, encoder_tokens=source),

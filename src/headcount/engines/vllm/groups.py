@@ -120,12 +120,13 @@ def tally_layers(stages: Sequence[Runs]) -> Tally:
 
 
 def form_groups(
-    tally: Tally, *, hybrid_manager: bool, block_outermost: bool, widen_below: float
+    tally: Tally, *, hybrid_manager: bool, block_outermost: bool, widen_below: float, packed: str = "fitted"
 ) -> list[Group]:
     """Cut the layers of the whole model into groups.
 
     A group has as many layers as the largest bucket when that is smaller than ``widen_below`` times the
-    smallest bucket, else as many as the smallest. Raises LayoutError where vLLM refuses the mix.
+    smallest bucket, else as many as the smallest. ``packed``: ``EngineRules.packed_layout``. Raises LayoutError where
+    vLLM refuses the mix.
     """
     if not hybrid_manager:
         tally = _without_hybrid_manager(tally)
@@ -137,7 +138,7 @@ def form_groups(
     if _one_type(layers):
         return [_container(tally)]
     if block_outermost and len({layer.page_bytes for layer in layers}) > 1:
-        return _packed_groups(tally)
+        return _packed_groups(tally) if packed == "fitted" else _tuple_groups(tally, padded=packed == "slots")
     unified = _unify_pages(tally)
     if unified is not None:
         return _equal_groups(unified, widen_below)
@@ -493,6 +494,77 @@ def _packed_groups(tally: Tally) -> list[Group]:
             parts = tuple((page, bucket.strides[page], rows[index]) for page, rows in dealt.items())
             groups.append(Group(kind="uniform", layer=bucket.layers[0], parts=parts))
     return groups
+
+
+def _tuple_groups(tally: Tally, *, padded: bool) -> list[Group]:
+    """Before 0.29: the compressed layers are one group, windows by (block, window) are cut to its number of layers.
+
+    Cut into cdiv(n, t) groups, where t >= layers of the compressed group's most frequent page pads all groups least, ties
+    the larger. ``padded``: a window's page grows to the next compressed page. Source: vLLM 0.23.0 and 0.28.0,
+    v1/core/kv_cache_utils.py _get_kv_cache_groups_uniform_groups.
+    """
+    whole = {layer: row for layer, row in tally.items() if layer.kind == "mla"}
+    windows: dict[tuple[int, int], Tally] = {}
+    for layer, row in tally.items():
+        if layer not in whole:
+            windows.setdefault((layer.block_size, layer.window), {})[layer] = row
+    pages = sorted({layer.page_bytes for layer in whole})
+    reach = [_most_frequent(part) for part in (whole, *windows.values())]
+
+    def padding(count: int) -> int:
+        return sum(-size % count for size in reach)
+
+    tuples = min(range(reach[0], max(reach) + 1), key=lambda count: (padding(count), -count))
+    groups = [_container(whole)]
+    for part in windows.values():
+        by_page: dict[int, tuple[int, ...]] = {}
+        for layer, row in part.items():
+            page = layer.page_bytes
+            if padded:
+                page = min((wider for wider in pages if wider >= page), default=page)
+            by_page[page] = _add((by_page[page], row)) if page in by_page else row
+        counts = {sum(row) for row in by_page.values()}
+        if len(counts) > 1:
+            raise LayoutError(f"vLLM cannot pack these window layers: {_names(part)}")
+        cuts = ceil_div(counts.pop(), tuples)
+        dealt = {page: _deal([row], cuts) for page, row in by_page.items()}
+        first = next(iter(part))
+        for index in range(cuts):
+            parts = tuple((page, first.stride_alignment, rows[index]) for page, rows in dealt.items())
+            groups.append(Group(kind="uniform", layer=first, parts=parts))
+    return groups
+
+
+def _most_frequent(tally: Tally) -> int:
+    """Layers of the page size that most layers have."""
+    counts: dict[int, int] = {}
+    for layer, row in tally.items():
+        counts[layer.page_bytes] = counts.get(layer.page_bytes, 0) + sum(row)
+    return max(counts.values())
+
+
+def slot_bytes(groups: Sequence[Group], stage: int) -> int:
+    """Bytes of a block with a slot for every page: each page size as often as the group that has most of it."""
+    slots: dict[int, int] = {}
+    for group in groups:
+        own: dict[int, int] = {}
+        for page, _, row in group.parts:
+            own[page] = own.get(page, 0) + row[stage]
+        for page, count in own.items():
+            slots[page] = max(slots.get(page, 0), count)
+    return sum(page * count for page, count in slots.items())
+
+
+def tuple_bytes(groups: Sequence[Group]) -> int:
+    """What the start-up check charges for a block before 0.29: every page size of the compressed group, as often as its
+    most frequent one (or a window's) occurs."""
+    most = 0
+    for group in groups:
+        own: dict[int, int] = {}
+        for page, _, row in group.parts:
+            own[page] = own.get(page, 0) + sum(row)
+        most = max(most, *own.values())
+    return most * sum({page for page, _, _ in groups[0].parts})
 
 
 def block_bytes(groups: Sequence[Group], stage: int, *, block_outermost: bool) -> int:

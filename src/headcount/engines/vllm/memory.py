@@ -17,7 +17,7 @@ request 205, 2026-04); ``tests/engines/test_vllm_memory.py`` prints the error on
 
 from __future__ import annotations
 
-from headcount.cost.weights import weight_format
+from headcount.cost.weights import packing_of, weight_format
 from headcount.engines.base import Case
 from headcount.engines.device import CUDA_KEEPS_SPREAD, device_bytes
 from headcount.engines.versions import release
@@ -31,6 +31,7 @@ from headcount.engines.vllm.rules import (
 )
 from headcount.record import Record
 from headcount.spec.attention import StateSpace
+from headcount.spec.weight import EXPERTS
 from headcount.units import GIB
 
 TYPE_CHECKING = False
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from headcount.engines.vllm.options import Setup
     from headcount.spec.model import ModelSpec
 
+# Packings whose kernels work without such buffers.
+_FLOAT4 = ("mxfp4", "nvfp4")
 _LOGS = "vLLM 0.19 start-up logs on H100 80GB, llm-d-planner PR 205"
 
 
@@ -116,16 +119,12 @@ def _activation(
 ) -> Spread:
     model, tp = case.model, case.layout.tp
     tokens = setup.batched_tokens
-    width, expert = _widths(model)
+    width, _ = _widths(model)
     # Gate, up and their product, and the residual stream; V1's compiled graph holds one buffer of D more (logs of both).
     residuals = 3 if rules.generation == "V0" else 4
     forward = tokens * (3 * width // tp + residuals * model.hidden_size) * 2
     sampled, unsure = _sampler(case, setup, rules)
-    workspace = 0
-    if expert is not None and not packed_experts(case):
-        expert_width, top_k = expert
-        columns = max(2 * expert_width // tp, model.hidden_size) + max(expert_width // tp, model.hidden_size)
-        workspace = tokens * top_k * columns * 2
+    workspace, possible = _workspaces(case, tokens)
     peak = forward + workspace
     if last_stage:
         # Since 0.14 the experts' buffers stay allocated while the sampler runs.
@@ -141,14 +140,18 @@ def _activation(
     spread = 0.08 * peak + 0.08 * GIB
     if first_stage and setup.towers and model.towers:
         # The cache of encoder outputs, as many as a batch has tokens, and the encoder's own activations.
-        peak += round(tokens * model.hidden_size * 2 + TOWER_ACTIVATION)
-        spread += TOWER_ACTIVATION
+        kept = tokens * model.hidden_size * 2
+        peak += kept
         if any_resolution(model):
-            peak += LARGE_IMAGE
+            # The encoder runs first, and its activations are gone when the language model runs.
+            peak = max(peak, kept + LARGE_IMAGE + TOWER_ACTIVATION)
             spread += LARGE_IMAGE
+        else:
+            peak += TOWER_ACTIVATION
+        spread += TOWER_ACTIVATION
     if not _on_measured_ground(case, rules):
         spread += 0.12 * peak + 0.1 * GIB
-    more = unsure if last_stage else 0
+    more = (unsure if last_stage else 0) + possible
     words = f"max({forward:,} + {workspace:,}, {sampled:,})"
     beside = ((tables, "tables"), (cublas, "cuBLAS"), (peak - base - tables - cublas, "towers"))
     words += "".join(f" + {count:,} {name}" for count, name in beside if count)
@@ -196,7 +199,16 @@ UNIFIED_MORE = 6 * GIB
 # Towers that take images of any size are profiled at the largest, 16,384 tokens for Qwen's: 65,536 patches of some 30 KB. A
 # Qwen2.5-VL-7B on a 24 GB card was left 2,400 tokens by it (0.8.4, gpustack #1800).
 LARGE_IMAGE = round(1.5 * GIB)
-_ANY_RESOLUTION = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2_5_omni", "qwen3_omni", "glm4v", "kimi_vl")
+_ANY_RESOLUTION = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "qwen2_5_omni",
+    "qwen3_omni",
+    "glm4v",
+    "kimi_vl",
+)
 
 
 def any_resolution(model: ModelSpec) -> bool:
@@ -281,10 +293,35 @@ def _on_measured_ground(case: Case, rules: EngineRules) -> bool:
     return measured and card.vendor == "nvidia" and not card.unified_memory and device_bytes(card) >= 40 * GIB
 
 
-def packed_experts(case: Case) -> bool:
-    """Whether the experts' matrices are packed, so that their kernels need no 16-bit workspace of their own."""
+def _workspaces(case: Case, tokens: int) -> tuple[int, int]:
+    """Bytes of the experts' buffers: ``(certainly there, there with some kernels)``.
+
+    Triton's and Marlin's kernels need them for packed experts too, others do not, and which runs is not known: a start of
+    MiniMax-M2.5 in fp8 (0.19, Triton) shows them, GLM-5.1 and Qwen3-235B in fp8 do not. Those for 4-bit floats need none.
+    Source: vLLM 0.19.1 fused_moe/fused_moe.py (TritonExperts.workspace_shapes), fused_marlin_moe.py.
+    """
+    model, tp = case.model, case.layout.tp
+    _, expert = _widths(model)
+    if expert is None:
+        return 0, 0
+    width, top_k = expert
+    columns = max(2 * width // tp, model.hidden_size) + max(width // tp, model.hidden_size)
+    buffers = tokens * top_k * columns * 2
+    packed = _expert_packing(case)
+    if packed.startswith(_FLOAT4):
+        return 0, 0
+    return (0, buffers) if packed else (buffers, 0)
+
+
+def _expert_packing(case: Case) -> str:
+    """The name of the experts' packing; "" for experts of 16 bits."""
     fmt = weight_format(case.model, case.settings.weights)
-    return fmt.packing is not None or (fmt.own and case.model.quantization is not None)
+    for layer, _ in case.model.layer_runs():
+        for weight in layer.weights:
+            packing = packing_of(case.model, weight, 0, fmt) if weight.part == EXPERTS else None
+            if packing is not None:
+                return packing.name
+    return ""
 
 
 def _widths(model: ModelSpec) -> tuple[int, tuple[int, int] | None]:

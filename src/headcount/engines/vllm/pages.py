@@ -20,7 +20,14 @@ from __future__ import annotations
 
 from math import lcm
 
-from headcount.engines.vllm.groups import CacheLayer, block_bytes, form_groups, tally_layers
+from headcount.engines.vllm.groups import (
+    CacheLayer,
+    block_bytes,
+    form_groups,
+    slot_bytes,
+    tally_layers,
+    tuple_bytes,
+)
 from headcount.engines.vllm.rules import (
     MAMBA_CACHE_MODES,
     VERIFIED_VERSION,
@@ -50,7 +57,13 @@ class PageGroup(Record):
 
 
 class PagePlan(Record):
-    """The pool of one rank; equations in the module. ``charges``: (layer, groups that follow its rule)."""
+    """The pool of one rank; equations in the module.
+
+    charges       (layer, groups that follow its rule)
+    weighed       (layer, bytes of its group's pages): DeepSeek-V4 before 0.27, whose R is cdiv(sum of blocks x bytes, first
+                  group's bytes)
+    charged_block bytes that the start-up check takes for a block where they are not ``bytes_per_block``; else 0
+    """
 
     groups: tuple[PageGroup, ...]
     bytes_per_block: int
@@ -58,6 +71,8 @@ class PagePlan(Record):
     mamba_cache_mode: str
     context_shards: int
     rules: EngineRules
+    weighed: tuple[tuple[CacheLayer, int], ...] = ()
+    charged_block: int = 0
 
     def num_blocks(self, available_bytes: int) -> int:
         """Blocks in ``available_bytes`` of cache memory on this rank, the null block among them.
@@ -77,19 +92,40 @@ class PagePlan(Record):
         ring        1
         cross       cdiv(encoder_tokens, block), the encoder budget
         """
-        total = 0
-        for layer, times in self.charges:
-            block = layer.block_size
-            if layer.kind in ("sliding", "sliding_mla"):
-                kept = layer.window - 1 + layer.retained_tokens + max_in_flight_tokens
-                total += times * (ceil_div(min(kept, tokens), block) + 1)
-            elif layer.kind == "chunked":
-                total += times * ceil_div(min(layer.chunk + max_in_flight_tokens, tokens), block)
-            elif layer.kind == "mamba":
-                total += times * self._state_blocks(layer, tokens, prefill=True)
-            else:
-                total += times * self._steady_blocks(layer, tokens, encoder_tokens)
-        return total
+        flight = max_in_flight_tokens
+        if self.weighed:
+            total = sum(
+                self._charged(layer, tokens, flight, encoder_tokens) * width for layer, width in self.weighed
+            )
+            return ceil_div(total, self.weighed[0][1])
+        return self._summed(tokens, flight, encoder_tokens)
+
+    def _summed(self, tokens: int, flight: int, encoder_tokens: int) -> int:
+        return sum(
+            times * self._charged(layer, tokens, flight, encoder_tokens) for layer, times in self.charges
+        )
+
+    def _charged(self, layer: CacheLayer, tokens: int, flight: int, encoder_tokens: int) -> int:
+        """Blocks of one group; see ``blocks_per_request``."""
+        block = layer.block_size
+        if layer.kind in ("sliding", "sliding_mla"):
+            kept = layer.window - 1 + layer.retained_tokens + flight
+            return ceil_div(min(kept, tokens), block) + 1
+        if layer.kind == "chunked":
+            return ceil_div(min(layer.chunk + flight, tokens), block)
+        if layer.kind == "mamba":
+            return self._state_blocks(layer, tokens, prefill=True)
+        return self._steady_blocks(layer, tokens, encoder_tokens)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """What one more token of one request takes: blocks of the groups that keep every token, by their tokens."""
+        grown = sum(
+            times / (layer.block_size * (self.context_shards if layer.context_sharded else 1))
+            for layer, times in self.charges
+            if layer.kind in ("full", "mla")
+        )
+        return grown * self.bytes_per_block
 
     def resident_blocks(self, tokens: int, *, batches_in_flight: int = 1, encoder_tokens: int = 0) -> int:
         """Blocks that a decoding request with ``tokens`` cached tokens holds at most.
@@ -151,7 +187,9 @@ class PagePlan(Record):
         return 1 + layer.speculative_blocks
 
     def needed_bytes(self, tokens: int, max_in_flight_tokens: int, *, encoder_tokens: int = 0) -> int:
-        """Bytes that one request of ``tokens`` tokens is charged: R x bytes_per_block."""
+        """Bytes that one request of ``tokens`` tokens is charged: R x bytes_per_block (or ``charged_block``)."""
+        if self.charged_block:
+            return self._summed(tokens, max_in_flight_tokens, encoder_tokens) * self.charged_block
         charged = self.blocks_per_request(tokens, max_in_flight_tokens, encoder_tokens=encoder_tokens)
         return charged * self.bytes_per_block
 
@@ -292,7 +330,11 @@ def plan_stages(
         hybrid_manager=hybrid_manager,
         block_outermost=block_outermost,
         widen_below=rules.widen_below,
+        packed=rules.packed_layout,
     )
+    # Several groups of pages side by side, as releases before 0.29 laid them out.
+    older = block_outermost and len(groups) > 1 and rules.packed_layout in ("slots", "overlaid")
+    slots = older and rules.packed_layout == "slots"
     if context_shards > 1 and any(
         group.layer.kind in ("sliding", "sliding_mla") and group.layer.context_sharded for group in groups
     ):
@@ -302,7 +344,13 @@ def plan_stages(
         charges[group.layer] = charges.get(group.layer, 0) + 1
     plans: list[PagePlan] = []
     for stage in range(len(stages)):
-        width = block_bytes(groups, stage, block_outermost=block_outermost) if groups else 0
+        width = (
+            slot_bytes(groups, stage)
+            if slots
+            else block_bytes(groups, stage, block_outermost=block_outermost)
+            if groups
+            else 0
+        )
         if groups and not width:
             raise LayoutError(f"pipeline stage {stage} has no cache layer; vLLM cannot size its pool")
         plans.append(
@@ -313,9 +361,15 @@ def plan_stages(
                 mamba_cache_mode=mamba_cache_mode,
                 context_shards=context_shards,
                 rules=rules,
+                weighed=tuple((group.layer, _whole_width(group)) for group in groups) if slots else (),
+                charged_block=tuple_bytes(groups) if older else 0,
             )
         )
     return tuple(plans)
+
+
+def _whole_width(group: Group) -> int:
+    return sum(page * sum(row) for page, _, row in group.parts)
 
 
 def _page_group(group: Group, stage: int) -> PageGroup:

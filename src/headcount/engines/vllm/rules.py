@@ -58,6 +58,9 @@ class EngineRules(Record):
     in_flight_batches        tokens in flight count every concurrent batch, else one batch
     null_block_reserved      the start-up check leaves one block out
     tokens_from_concurrency  KV tokens = int(concurrency x n), else blocks // groups x smallest block
+    packed_layout            of DeepSeek-V4's pages: "" unknown model; slots: windows' pages padded to a compressed page, a
+                             block is a slot for every page; overlaid: a block is as wide as the widest group; fitted:
+                             the same, groups cut so that they fit it
     latent_cache             latent attention (DeepSeek-V2 on): "" unknown model; 256: all heads, K and V both padded
                              to 256; query: all heads, K and V both as wide as the query; latent: the latent itself
     sparse_plain_heads       compute capability 10 keeps a sparse model's fp8 cache as plain fp8 up to this many query
@@ -117,6 +120,7 @@ class EngineRules(Record):
     in_flight_batches: bool = False
     null_block_reserved: bool = False
     tokens_from_concurrency: bool = False
+    packed_layout: str = ""
     latent_cache: str = ""
     sparse_plain_heads: int = 0
     sparse_plain_widths: tuple[int, ...] = ()
@@ -265,7 +269,10 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         "0.19.0",  # fused_moe/oracle/mxfp4.py; platforms/cuda.py, mla/flashinfer_mla_sparse.py
         {"mxfp4_multiples": MXFP4_MARLIN, "sparse_plain_heads": 2**20, "sparse_plain_widths": (128, 192)},
     ),
-    ("0.20.0", {"default_utilization": 0.92, "cuda_graphs_counted": "yes"}),  # config/cache.py, envs.py
+    (
+        "0.20.0",  # config/cache.py, envs.py; v1/core/kv_cache_utils.py _get_kv_cache_config_deepseek_v4
+        {"default_utilization": 0.92, "cuda_graphs_counted": "yes", "packed_layout": "slots"},
+    ),
     ("0.20.1", {"tokens_from_concurrency": True}),  # v1/core/kv_cache_utils.py _report_kv_cache_config
     # envs.py VLLM_USE_FLASHINFER_SAMPLER; platforms/rocm.py get_current_memory_usage
     ("0.21.0", {"flashinfer_sampler": "default", "rocm_prints_used_memory": False}),
@@ -308,6 +315,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         "0.27.0",  # v1/core/kv_cache_utils.py, utils/mem_utils.py memory_profiling, config/vllm.py
         {
             "concurrency_per_group": True,
+            "packed_layout": "overlaid",
             "charged_by_free_memory": True,
             "v2_architectures": (*_MORE_ON_V2, "KimiK3ForConditionalGeneration"),
         },
@@ -326,6 +334,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         "0.29.0",  # v1/core/kv_cache_utils.py, v1/kv_cache_interface.py; config/vllm.py: runner V2 for all models
         {
             "null_block_reserved": True,
+            "packed_layout": "fitted",
             "mamba_checkpoints": True,
             "v2_runner": "all",
             "v2_architectures": (),

@@ -15,7 +15,7 @@ from headcount.engines.versions import release
 from headcount.engines.vllm.refusals import VOCAB_MULTIPLE
 from headcount.engines.vllm.rules import MXFP4_MARLIN, MXFP4_TRITON, rules_for
 from headcount.record import Record
-from headcount.spec.attention import LatentAttention
+from headcount.spec.attention import CompressedLatent, LatentAttention
 from headcount.spec.weight import EMBEDDING, EXPERTS
 from headcount.units import ceil_div, round_up
 
@@ -103,13 +103,15 @@ _TABLE_BYTES = 2
 
 
 def rotary_bytes(model: ModelSpec, version: str) -> int:
-    """Tables of cosines and sines, which vLLM counts as weights, in 16 bits.
+    """Tables of cosines and sines, which vLLM counts as weights, in 16 bits (DeepSeek-V4's in 32).
 
-    Qwen2.5-VL-72B: 128,000 x 4 x 128 x 2 B. Source: layers/rotary_embedding/mrope.py; models/qwen3_vl.py (0.32).
+    Qwen2.5-VL-72B: 128,000 x 4 x 128 x 2 B. Source: layers/rotary_embedding/mrope.py and deepseek_scaling_rope.py;
+    models/qwen3_vl.py (0.32).
     """
     plain = release(version) >= release(_FIRST_PLAIN) and model.family.startswith(_PLAIN)
     factor = _AXES_FACTOR if several_axes(model) and not plain else 1
-    return rotary_numbers(model) * factor * _TABLE_BYTES
+    wide = any(isinstance(m, CompressedLatent) for layer, _ in model.layer_runs() for m in layer.mixers)
+    return rotary_numbers(model) * factor * (2 * _TABLE_BYTES if wide else _TABLE_BYTES)
 
 
 def _unused_bytes(case: Case, start: int, end: int) -> int:
