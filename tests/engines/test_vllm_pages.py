@@ -345,6 +345,17 @@ def test_v0_gives_cross_layers_blocks_like_all_others() -> None:
     assert vllm.pool(case, round(14.65 * GIB)).blocks == pytest.approx(6001, abs=2)
 
 
+def test_older_cards_run_v0_after_v1_came() -> None:
+    """A V100 (compute capability 7.0) runs V0 until 0.10.1; windows are whole there (engine/arg_utils.py)."""
+    v1, on_t4 = start("gemma-2-9b", "t4", "0.10.2", context=4096)
+    before, _ = start("gemma-2-9b", "t4", "0.10.1", context=4096)
+    v0, on_h100 = start("gemma-2-9b", "h100-80gb", "0.7.3", context=4096)
+    newer, _ = start("gemma-2-9b", "h100-80gb", "0.10.1", context=4096)
+    assert before.pool(on_t4, 8 * GIB) == v0.pool(on_h100, 8 * GIB)
+    assert v1.pool(on_t4, 8 * GIB) != before.pool(on_t4, 8 * GIB)
+    assert newer.pool(on_h100, 8 * GIB) != v0.pool(on_h100, 8 * GIB)
+
+
 def test_hybrids_cache_prefixes_by_default_since_0_28() -> None:
     """Qwen3.8-27B, of one shape with 3.6, on 0.27.1: 59.21 requests of 8,192 tokens = 829 blocks / 14, one block a state."""
     for version, blocks in (("0.27.1", 14), ("0.28.0", 17)):

@@ -55,6 +55,7 @@ FACTS: list[tuple[str, str, Any, str, Any, str]] = [
     ("0.7.0", "latent_cache", "query", "0.6.6", "256", "config.py ModelConfig.get_head_size"),
     ("0.7.1", "latent_cache", "latent", "0.7.0", "query", "config.py ModelConfig.use_mla"),
     ("0.8.0", "generation", "V1", "0.7.3", "V0", "envs.py VLLM_USE_V1"),
+    ("0.8.0", "v0_below", 8.0, "0.7.3", 0.0, "engine/arg_utils.py _is_v1_supported_oracle"),
     ("0.8.0", "large_device", "name", "0.7.3", "", "engine/arg_utils.py"),
     ("0.8.4", "small_device_seqs", 256, "0.8.3", 1024, "engine/arg_utils.py"),
     ("0.8.5", "large_device", "memory", "0.8.4", "name", "engine/arg_utils.py"),
@@ -76,6 +77,7 @@ FACTS: list[tuple[str, str, Any, str, Any, str]] = [
     ("0.10.1", "chunked_freed", False, "0.10.0", True, "envs.py, config/__init__.py"),
     ("0.10.1", "seqs_capped_by_tokens", True, "0.10.0", False, "engine/arg_utils.py"),
     ("0.10.1", "mxfp4_multiples", (64, 256), "0.10.0", (1, 1), "quantization/mxfp4.py create_weights"),
+    ("0.10.2", "v0_below", 0.0, "0.10.1", 8.0, "engine/arg_utils.py _is_v1_supported_oracle"),
     ("0.10.2", "mamba_rule", "one", "0.10.1", "", "engine/arg_utils.py _is_v1_supported_oracle"),
     (
         "0.11.0",
@@ -338,3 +340,15 @@ def test_batch_defaults(
         rules_for(version), device_bytes=gib * GIB, device_name=device, server=server, max_model_len=length
     )
     assert found == expected
+
+
+def test_blocks_of_experts_are_refined_since_0_29() -> None:
+    """768 / 4 = 192 columns are no whole blocks of 128, but of 64 = gcd(128, 128, 192, 2048) (fused_moe/oracle/fp8.py)."""
+    from headcount.engines.base import Layout
+    from headcount.engines.vllm.refusals import vllm_refusal
+    from headcount.spec.reader import read_model
+
+    model = read_model("qwen3-30b-a3b-fp8")
+    assert "not whole groups of 128" in (vllm_refusal(model, Layout(tp=4), "0.28.0") or "")
+    assert vllm_refusal(model, Layout(tp=4), "0.29.0") is None
+    assert vllm_refusal(model, Layout(tp=2), "0.28.0") is None

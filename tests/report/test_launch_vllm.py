@@ -13,7 +13,6 @@ import pytest
 
 from headcount.engines.base import Case, Launch, Layout, Settings
 from headcount.engines.vllm.engine import Vllm
-from headcount.engines.vllm.launch import vllm_launch
 from headcount.errors import UsageError
 from headcount.hardware import accelerator
 from headcount.report.launch.read_flags import options_of
@@ -37,7 +36,7 @@ def launch(
         context=asked.pop("context", 4096),
         settings=Settings(**asked),
     )
-    return vllm_launch(Vllm(version), case, model="org/name", concurrency=concurrency)
+    return Vllm(version).launch(case, model="org/name", concurrency=concurrency)
 
 
 def options(line: Launch) -> dict[str, str | None]:
@@ -168,8 +167,16 @@ def test_names_that_are_no_model() -> None:
     )
     for name, words in (("-x", "option"), ("a\nb", "control"), ("", "empty"), ("m.gguf", "loads no GGUF")):
         with pytest.raises(UsageError, match=words):
-            vllm_launch(Vllm(), case, model=name, concurrency=1)
-    assert vllm_launch(Vllm("0.19.1"), case, model="m.gguf", concurrency=1).argv[2] == "m.gguf"
+            Vllm().launch(case, model=name, concurrency=1)
+    assert Vllm("0.19.1").launch(case, model="m.gguf", concurrency=1).argv[2] == "m.gguf"
     amd = case.replace(accelerator=accelerator("mi300x"))
-    assert vllm_launch(Vllm(), amd, model="a/b", concurrency=1).image == "vllm/vllm-openai-rocm:v0.33.0"
-    assert vllm_launch(Vllm("0.11.2"), amd, model="a/b", concurrency=1).image == ""
+    assert Vllm().launch(amd, model="a/b", concurrency=1).image == "vllm/vllm-openai-rocm:v0.33.0"
+    assert Vllm("0.11.2").launch(amd, model="a/b", concurrency=1).image == ""
+
+
+def test_cache_formats_by_the_name_that_the_release_has() -> None:
+    """config/cache.py CacheDType: nvfp4_ds_mla for sparse models from 0.30, packed keys and values from 0.20."""
+    sparse = launch("0.30.0", "deepseek-v3.2", gpu="b200", layout=Layout(tp=8), kv="nvfp4")
+    assert options(sparse)["--kv-cache-dtype"] == "nvfp4_ds_mla"
+    assert options(launch("0.20.0", gpu="b200", kv="nvfp4"))["--kv-cache-dtype"] == "nvfp4"
+    assert options(launch(kv="turboquant_3bit_nc"))["--kv-cache-dtype"] == "turboquant_3bit_nc"

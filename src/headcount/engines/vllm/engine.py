@@ -24,6 +24,7 @@ from headcount.engines.base import (
 )
 from headcount.engines.versions import release
 from headcount.engines.vllm import memory
+from headcount.engines.vllm.formats import KV_FORMATS, KV_SINCE, SPARSE_NVFP4_SINCE
 from headcount.engines.vllm.layers import cache_setting, rank_layers
 from headcount.engines.vllm.ledger import Stage, replica_ledger
 from headcount.engines.vllm.options import (
@@ -36,11 +37,11 @@ from headcount.engines.vllm.options import (
 )
 from headcount.engines.vllm.pages import PagePlan, plan_stages
 from headcount.engines.vllm.refusals import card_refusal, vllm_refusal
-from headcount.engines.vllm.rules import VERIFIED_VERSION, is_prerelease, rules_for
+from headcount.engines.vllm.rules import LAST_V0, VERIFIED_VERSION, is_prerelease, rules_for
 from headcount.engines.vllm.weights import stage_weights
 from headcount.errors import LayoutError, UsageError
 from headcount.spec.attention import CompressedLatent, CrossAttention, LatentAttention
-from headcount.spec.kv_format import PAIRED_FORMATS, kv_format
+from headcount.spec.kv_format import kv_format
 from headcount.units import ceil_div
 
 TYPE_CHECKING = False
@@ -49,29 +50,6 @@ if TYPE_CHECKING:
 
     from headcount.hardware import Accelerator
     from headcount.spec.model import ModelSpec
-
-# Formats of kv_cache_dtype, and the name of ours that stores the same bytes (fp32 scales inside the page).
-KV_FORMATS = {
-    "fp16": "fp16",
-    "bf16": "bf16",
-    "fp8": "fp8",
-    "int8_per_token_head": "int8_per_token_head_fp32",
-    "fp8_per_token_head": "fp8_per_token_head_fp32",
-    "int4_per_token_head": "int4_per_token_head_fp32",
-    "nvfp4": "nvfp4",
-    **{name: name for name in PAIRED_FORMATS},
-}
-
-
-# First release with each (config/cache.py CacheDType); the others are older than the rules. Nightly builds had them before.
-_FIRST_WITH = {
-    "int8_per_token_head": "0.20.0",
-    "fp8_per_token_head": "0.20.0",
-    "int4_per_token_head": "0.25.0",
-    "nvfp4": "0.20.0",
-    **dict.fromkeys(PAIRED_FORMATS, "0.20.0"),
-}
-_FIRST_SPARSE_NVFP4 = "0.30.0"
 
 
 class Vllm(Engine):
@@ -107,9 +85,10 @@ class Vllm(Engine):
             raise UsageError(
                 f"vLLM has no KV cache format {settings.kv!r}; allowed: auto, {', '.join(KV_FORMATS)}"
             )
-        first = _FIRST_WITH.get(asked)
+        # The 16-bit names came late, for types that a cache had always had.
+        first = "" if asked in ("fp16", "bf16") else KV_SINCE[asked]
         if asked == "nvfp4" and indexed_mixers(model):
-            first = _FIRST_SPARSE_NVFP4
+            first = SPARSE_NVFP4_SINCE
         if first and release(self.version) < release(first) and not is_prerelease(self.version):
             raise UsageError(
                 f"vLLM {self.version} has no {asked} cache for {model.name}; {first} is the first release with it"
@@ -121,8 +100,16 @@ class Vllm(Engine):
         total = total_bytes(accelerator, settings)
         return ceil_div(total * round(utilization(settings, self.rules) * 10**6), 10**6)
 
+    def _running(self, case: Case) -> Vllm:
+        """The engine that runs on this card: V0, as of its last release, where the release keeps older cards to it."""
+        card = case.accelerator
+        older = card.vendor == "nvidia" and float(card.compute_capability or "inf") < self.rules.v0_below
+        return Vllm(LAST_V0) if older else self
+
     def replica(self, case: Case) -> Replica:
         """Plan the pages of every stage; the stage with the fewest blocks binds."""
+        if (running := self._running(case)) is not self:
+            return running.replica(case)
         if not case.accelerator.modelled:
             raise LayoutError(f"vLLM is not modelled on {case.accelerator.name}")
         if reason := card_refusal(case.model, case.accelerator, self.rules, self.version):
@@ -171,6 +158,8 @@ class Vllm(Engine):
         self, case: Case, *, tokens: int | None, blocks: int | None, cache_bytes: int | None
     ) -> int | None:
         """From the blocks, else the cache's bytes, else the tokens: whole conversations of resident blocks."""
+        if (running := self._running(case)) is not self:
+            return running.holds(case, tokens=tokens, blocks=blocks, cache_bytes=cache_bytes)
         setup = self._setup(case)
         _, plans = self._plans(case, setup)
         source = _source_tokens(case.model)
@@ -199,6 +188,8 @@ class Vllm(Engine):
 
     def pool(self, case: Case, cache_bytes: int) -> Pool:
         """Blocks, "GPU KV cache size", "Maximum concurrency" and what one longest request needs."""
+        if (running := self._running(case)) is not self:
+            return running.pool(case, cache_bytes)
         setup = self._setup(case)
         _, plans = self._plans(case, setup)
         blocks = setup.blocks or min(plan.num_blocks(cache_bytes) for plan in plans)
@@ -256,7 +247,8 @@ class Vllm(Engine):
         """``vllm serve`` with every figure of the plan as a flag."""
         from headcount.engines.vllm.launch import vllm_launch
 
-        return vllm_launch(self, case, model=model, concurrency=concurrency)
+        rules = self._running(case).rules
+        return vllm_launch(self, case, rules, model=model, concurrency=concurrency)
 
     def _given_cache(self, case: Case, setup: Setup, plan: PagePlan) -> tuple[int | None, str]:
         """A cache that is said, not left over, and by what."""

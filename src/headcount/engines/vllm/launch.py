@@ -8,9 +8,9 @@
 Replicas are servers of their own, never ``--data-parallel-size``: ranks of one server wait for each other in
 mixture models, and a lost rank takes the others with it; the plan counts copies that fail alone.
 
-Flags, formats and methods as in the released packages 0.8.5, 0.10.2, 0.11.2, 0.14.1, 0.17.1, 0.19.1, 0.25.1, 0.29.0
+Flags and methods as in the released packages 0.8.5, 0.10.2, 0.11.2, 0.14.1, 0.17.1, 0.19.1, 0.25.1, 0.29.0
 and 0.33.0 (vllm/engine/arg_utils.py, config/cache.py, config/quantization.py); what is between two samples is taken
-to follow the older one.
+to follow the older one. Cache formats: ``formats.KV_SINCE``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from headcount.cost.weights import PLAIN_BYTES, weight_format
 from headcount.engines.arguments import plain, read_arguments
 from headcount.engines.base import Launch
 from headcount.engines.versions import release
-from headcount.engines.vllm.options import VLLM_ARGUMENTS, batch_limits, utilization
+from headcount.engines.vllm.formats import KV_SINCE, SPARSE_NVFP4_SINCE
+from headcount.engines.vllm.options import VLLM_ARGUMENTS, batch_limits, indexed_mixers, utilization
 from headcount.errors import UsageError
 from headcount.spec.kv_format import kv_format
 
@@ -29,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from headcount.engines.base import Case
     from headcount.engines.vllm.engine import Vllm
+    from headcount.engines.vllm.rules import EngineRules
 
 PORT = 8000
 # Docker Hub; the ROCm name exists since 0.14.0.
@@ -44,31 +46,21 @@ _PACKED_ON_LOAD = (
     ("nf4", "bitsandbytes", "0.8.5", "0.29.0"),
 )
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-# First sampled release whose ``--kv-cache-dtype`` has the name.
-_KV_SINCE = {
-    "fp16": "0.19.1",
-    "bf16": "0.11.2",
-    "fp8": "0.8.5",
-    "int8_per_token_head": "0.25.1",
-    "fp8_per_token_head": "0.25.1",
-    "int4_per_token_head": "0.25.1",
-    "nvfp4": "0.25.1",
-}
 _LAST_WITH_GGUF = "0.19.1"
 # Drafters that are part of the model, or are none: the others are a checkpoint of their own, which no plan names.
 _DRAFTERS = ("mtp", "ngram")
 
 
-def vllm_launch(engine: Vllm, case: Case, *, model: str, concurrency: int) -> Launch:
+def vllm_launch(engine: Vllm, case: Case, rules: EngineRules, *, model: str, concurrency: int) -> Launch:
     """Return the command line that serves ``case`` as planned, ``model`` being what vLLM is told to load.
 
-    ``concurrency``: conversations the plan puts on the replica.
+    ``rules``: those that hold on the case's card; ``concurrency``: conversations the plan puts on the replica.
 
     Raises UsageError for a name that the command line would take for an option, for more conversations than the plan's
     ``max_num_seqs``, and for what the release cannot be told: a KV format or a drafter it has no name for.
     """
     _check_model(model, engine.version)
-    tokens, seqs = batch_limits(case, engine.rules)
+    tokens, seqs = batch_limits(case, rules)
     if concurrency > seqs:
         raise UsageError(
             f"vLLM runs {seqs:,} sequences at a time here (max_num_seqs), the plan holds {concurrency:,}: --max-seqs"
@@ -80,7 +72,7 @@ def vllm_launch(engine: Vllm, case: Case, *, model: str, concurrency: int) -> La
         argv += ["--pipeline-parallel-size", str(case.layout.pp)]
     argv += ["--max-model-len", str(longest)]
     # Six digits: the engine's own arithmetic keeps no more, and 1 - 0.1 is then 0.9.
-    argv += ["--gpu-memory-utilization", f"{round(utilization(case.settings, engine.rules), 6):g}"]
+    argv += ["--gpu-memory-utilization", f"{round(utilization(case.settings, rules), 6):g}"]
     argv += ["--kv-cache-dtype", _kv_flag(engine, case)]
     argv += ["--max-num-seqs", str(seqs), "--max-num-batched-tokens", str(tokens)]
     argv += _weight_flags(engine, case)
@@ -123,14 +115,16 @@ def _kv_flag(engine: Vllm, case: Case) -> str:
         own = engine.kv_format_name(case.model, settings.replace(kv="auto"))
         if own in ("fp16", "bf16") and settings.weights.strip().lower() not in ("fp32", "float32"):
             return "auto"
-    since = _KV_SINCE.get(asked)
+    since, name = KV_SINCE.get(asked), asked
     if since is None:
-        raise UsageError(f"vLLM has no --kv-cache-dtype for {asked}; known: {', '.join(_KV_SINCE)}")
+        raise UsageError(f"vLLM has no --kv-cache-dtype for {asked}; known: {', '.join(KV_SINCE)}")
+    if asked == "nvfp4" and indexed_mixers(case.model):
+        since, name = SPARSE_NVFP4_SINCE, "nvfp4_ds_mla"
     if release(engine.version) < release(since):
         raise UsageError(f"vLLM {engine.version} has no --kv-cache-dtype {asked}; known from {since} on")
     typed = settings.kv.strip().lower()
     # The two 8-bit types take the same bytes: keep the one that was asked for.
-    return typed if typed in ("fp8_e4m3", "fp8_e5m2") else _DTYPES.get(asked, asked)
+    return typed if typed in ("fp8_e4m3", "fp8_e5m2") else _DTYPES.get(asked, name)
 
 
 def _weight_flags(engine: Vllm, case: Case) -> list[str]:

@@ -15,8 +15,8 @@ models/deepseek_v4 (attention.py, compressor.py).
 from __future__ import annotations
 
 from headcount.cost.cache import rank_mixer
+from headcount.engines.vllm.formats import DS_MLA
 from headcount.engines.vllm.groups import CacheLayer
-from headcount.engines.vllm.options import DS_MLA
 from headcount.engines.vllm.pages import align_hybrid_block, attention_layer, latent_layer, state_layer
 from headcount.errors import UnsupportedModelError
 from headcount.record import Record

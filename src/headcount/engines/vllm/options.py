@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headcount.engines.arguments import Argument, read_arguments
 from headcount.engines.device import device_bytes
+from headcount.engines.vllm.formats import DS_MLA
 from headcount.engines.vllm.rules import ALL_STATES_MODELS, EngineRules, batch_defaults
 from headcount.errors import UsageError
 from headcount.record import Record
@@ -169,10 +170,6 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
         towers=not given["language-model-only"],
         on_cpu=on_cpu,
     )
-
-
-# fp8_ds_mla: 512 fp8 values, 4 fp32 scales, 64 bf16 rotary values; nvfp4_ds_mla packs the latent in 4 bits.
-DS_MLA = {"fp8": 656, "nvfp4": 352}
 
 
 def indexed_mixers(model: ModelSpec) -> list[LatentAttention]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from headcount.engines.base import head_refusal, sharded_width, width_refusal
 from headcount.engines.versions import release
 from headcount.engines.vllm.options import indexed_mixers
@@ -26,6 +28,9 @@ DROPPED = {
     "mpt": "0.28.0",
     "mllama_text_model": "0.10.2",
 }
+# From this release blocks of fp8 experts that a rank's width would cut are refined (fused_moe/oracle/fp8.py
+# refine_fp8_moe_block_shape).
+_REFINED_SINCE, _LEAST_BLOCK = "0.29.0", 32
 ABSENT = ("t5", "mt5", "umt5", "marian", "pegasus", "bart", "mbart", "recurrent_gemma")
 
 
@@ -42,7 +47,7 @@ def vllm_refusal(model: ModelSpec, layout: Layout, version: str) -> str | None:
     return (
         head_refusal(model, layout.tp)
         or width_refusal(model, layout.tp, vocab_multiple=VOCAB_MULTIPLE)
-        or _group_refusal(model, layout.tp)
+        or _group_refusal(model, layout.tp, refined=release(version) >= release(_REFINED_SINCE))
     )
 
 
@@ -60,8 +65,8 @@ def card_refusal(model: ModelSpec, accelerator: Accelerator, rules: EngineRules,
     )
 
 
-def _group_refusal(model: ModelSpec, tp: int) -> str | None:
-    """Packed groups and blocks must stay whole on a rank."""
+def _group_refusal(model: ModelSpec, tp: int, *, refined: bool) -> str | None:
+    """Packed groups and blocks must stay whole on a rank; ``refined``: experts' blocks may be cut to 32 or more."""
     if tp == 1 or model.quantization is None:
         return None
     for layer, _ in model.layer_runs():
@@ -72,6 +77,9 @@ def _group_refusal(model: ModelSpec, tp: int) -> str | None:
             unit = packing.group if weight.shard != "column" else packing.block_rows
             if weight.part == EXPERTS:
                 unit = max(packing.block_rows, packing.group if packing.block_rows > 1 else 1)
+                if refined and packing.block_rows > 1:
+                    smaller = gcd(packing.block_rows, packing.group, width // tp, model.hidden_size)
+                    unit = smaller if smaller >= _LEAST_BLOCK else unit
             # A matrix narrower than one group was never packed in groups, whatever list its config leaves out.
             if width >= unit > 1 and (width // tp) % unit:
                 short = weight.name.rsplit(".", 1)[-1]

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     RULES: dict[str, EngineRules]
 
+# The last release whose own engine was V0.
+LAST_V0 = "0.7.3"
 VERIFIED_VERSION = "0.33.0"
 MAMBA_CACHE_MODES = ("none", "align", "all")
 # The last release whose "GPU KV cache size" is blocks // groups x smallest block.
@@ -38,6 +40,7 @@ class EngineRules(Record):
     """What one vLLM release does, read in the released packages; only 0.33.0 is checked against its planner.
 
     generation               V0 or V1: the engine that runs by default
+    v0_below                 NVIDIA cards below this compute capability run V0 all the same
     default_utilization      gpu_memory_utilization when it is not given, a fraction of the device's total
     requested_rounding       of total x utilization: truncated (cache bytes are cut at the end) or ceil
     free_checked             the start is refused when less than that is free
@@ -100,6 +103,7 @@ class EngineRules(Record):
 
     version: str
     generation: str = "V0"
+    v0_below: float = 0.0
     default_utilization: float = 0.90
     requested_rounding: str = "truncated"
     free_checked: bool = False
@@ -202,6 +206,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         "0.8.0",  # envs.py VLLM_USE_V1, engine/arg_utils.py _set_default_args_v1, v1/worker/gpu_worker.py
         {
             "generation": "V1",
+            "v0_below": 8.0,
             "charged_memory": "every byte on the device",
             "large_device": "name",
             "small_device_seqs": 1024,
@@ -236,7 +241,8 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"chunked_freed": False, "seqs_capped_by_tokens": True, "mxfp4_multiples": MXFP4_TRITON},
     ),
     # engine/arg_utils.py _is_v1_supported_oracle, v1/kv_cache_interface.py MambaSpec
-    ("0.10.2", {"mamba_rule": "one", "mamba_modes": ("none",)}),
+    # engine/arg_utils.py _is_v1_supported_oracle
+    ("0.10.2", {"mamba_rule": "one", "mamba_modes": ("none",), "v0_below": 0.0}),
     ("0.11.0", {"charged_memory": "growth since after NCCL set-up"}),  # v1/worker/gpu_worker.py init_device
     (
         "0.11.1",  # v1/kv_cache_interface.py, engine/arg_utils.py, config/vllm.py, topk_topp_sampler.py
