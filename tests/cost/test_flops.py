@@ -121,6 +121,54 @@ def test_a_state_is_updated_and_read_and_every_tap_multiplied() -> None:
     assert prefill(model, 7).parts["state"] == 7 * state
 
 
+def linear_model(config: dict[str, Any]) -> ModelSpec:
+    return spec_from_config({"vocab_size": 1000, **config}, name="state", source="test")
+
+
+def test_the_delta_rule_reads_its_state_twice() -> None:
+    # S <- a S;  S <- S + k (b (v - S'k))';  o = S'q (arXiv 2412.06464, equation 10): three passes over 32 states of
+    # 128 x 128, and four taps on the 2 x 16 x 128 + 32 x 128 channels of keys, queries and values.
+    model = linear_model(
+        {
+            "model_type": "qwen3_next",
+            "hidden_size": 2048,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "intermediate_size": 5120,
+            "linear_num_key_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_num_value_heads": 32,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "num_experts": 0,
+        }
+    )
+    assert decode_step(model, 1000).parts["state"] == 3 * (3 * 32 * 128 * 128 + 4 * 8192)
+
+
+def test_a_gated_recurrence_is_its_own_output() -> None:
+    # h <- a h + b x (arXiv 2402.19427, section 2.4): one pass over 2,560 numbers, and four taps on each.
+    model = linear_model(
+        {
+            "model_type": "recurrent_gemma",
+            "hidden_size": 2560,
+            "intermediate_size": 15360,
+            "num_hidden_layers": 3,
+            "block_types": ["recurrent", "recurrent", "attention"],
+            "num_attention_heads": 10,
+            "num_key_value_heads": 1,
+            "head_dim": 256,
+            "attention_window_size": 2048,
+            "lru_width": 2560,
+            "conv1d_width": 4,
+        }
+    )
+    assert decode_step(model, 1000).parts["state"] == 2 * (2560 + 4 * 2560)
+
+
 def test_an_encoder_runs_once() -> None:
     # Whisper tiny: 4 + 4 layers of width 384 and 1536, 6 heads of 64; 1,500 positions, keys and values of the source.
     # Its two convolutions are not linear layers and not counted.

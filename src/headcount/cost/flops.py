@@ -5,8 +5,8 @@
     feed_forward    n x m D F                       experts: n x top_k x m D F_e
     router          n x D E
     lm_head         V D per row of logits: one row per sequence, as serving engines do
-    state           2 MACs per element of a recurrent state and token (update and read), and K per channel of a
-                    causal convolution of K taps
+    state           2 MACs per element of a recurrent state and token (update and read; 3 with the delta rule, 1 for
+                    RG-LRU, see ``StateSpace``), and K per channel of a causal convolution of K taps
 
 Left out: norms, softmax, rotary positions, activations, embedding look-ups. They are a few per cent of the time and
 below 1 % of the FLOPs. Latent attention is counted expanded in prefill, absorbed in decode (DeepSeek-V2, section 2.1).
@@ -118,7 +118,11 @@ def _state_macs(model: ModelSpec) -> int:
     return sum(
         times
         * (
-            sum(2 * mixer.recurrent_elements for mixer in layer.mixers if isinstance(mixer, StateSpace))
+            sum(
+                mixer.passes * mixer.recurrent_elements
+                for mixer in layer.mixers
+                if isinstance(mixer, StateSpace)
+            )
             + sum(weight.parameters for weight in layer.weights if _is_convolution(weight))
         )
         for layer, times in model.layer_runs()

@@ -245,6 +245,9 @@ class StateSpace(Mixer):
     recurrent_elements  the state matrix
     *_bytes             bytes of one number of each; None: the model's own 16- or 32-bit type, see ``state_bytes``
     conv_columns        K - 1, so that an engine that keeps more columns can count them; 0 without a convolution
+    passes              multiply-adds of one element and token: 2, decay and add, then read (Mamba, linear attention);
+                        3 with the delta rule, which first reads what the state holds of the key; 1 where the state
+                        itself is the output (RG-LRU)
     """
 
     family: str
@@ -253,6 +256,7 @@ class StateSpace(Mixer):
     recurrent_dtype_bytes: int | None = None
     conv_dtype_bytes: int | None = None
     conv_columns: int = 0
+    passes: int = 2
 
     @property
     def kind(self) -> str:

@@ -236,6 +236,7 @@ def delta_state(shape: DeltaShape, dtype_bytes: int | None) -> StateSpace:
     """Return ``(2 A a + B b)(K-1)`` inputs of the convolution and an ``a x b`` state for each value head."""
     return StateSpace(
         family="gated_delta_net",
+        passes=3,
         conv_elements=(2 * shape.keys_width + shape.values_width) * (shape.kernel - 1),
         conv_columns=shape.kernel - 1,
         recurrent_elements=shape.value_heads * shape.key_dim * shape.value_dim,
@@ -279,6 +280,7 @@ def kimi_delta_state(heads: int, head_dim: int, kernel: int) -> StateSpace:
     """Return ``3 N P (K-1)`` inputs of the convolutions and a ``P x P`` float32 state per head."""
     return StateSpace(
         family="kimi_delta",
+        passes=3,
         conv_elements=3 * heads * head_dim * (kernel - 1),
         conv_columns=kernel - 1,
         recurrent_elements=heads * head_dim * head_dim,
@@ -358,6 +360,7 @@ def rg_lru_state(width: int, kernel: int) -> StateSpace:
     """Return ``R (K-1)`` inputs of the convolution and R float32 numbers (the reference keeps them so)."""
     return StateSpace(
         family="rg_lru",
+        passes=1,
         conv_elements=width * (kernel - 1),
         conv_columns=kernel - 1,
         recurrent_elements=width,
