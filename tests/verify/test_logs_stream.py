@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import os
 import time
@@ -193,6 +194,18 @@ def test_three_hundred_megabytes_pass_in_bounded_memory() -> None:
     assert figures(reading) == figures(read_log([REAL], name="plain"))
     assert peak < 20_000_000
     assert seconds < 120
+
+
+def test_endless_noise_ends_and_says_so() -> None:
+    start = data(LOGS[0])
+    noise = b"GET /health 200\n" * 4096
+    reading = read_log(itertools.chain([start], itertools.repeat(noise)), name="x", most_bytes=1 << 20)
+    assert figures(reading) == figures(read_log(io.BytesIO(start), name="x"))
+    assert "the log goes on after 1.00 MiB: what follows was not read" in reading.notes
+    (refusal,) = read_log(itertools.repeat(noise), name="x", most_bytes=1 << 20).refusals
+    assert refusal.endswith("the log goes on after 1.00 MiB: what follows was not read")
+    whole = read_log(io.BytesIO(start), name="x", most_bytes=len(start))
+    assert not any("goes on" in note for note in whole.notes)
 
 
 def test_endless_starts_are_bounded() -> None:

@@ -13,6 +13,7 @@ import re
 
 from headcount.errors import UsageError
 from headcount.record import Record
+from headcount.units import human_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 18
 # The longest honest line is a dump of arguments (vLLM's config: about 5 kB, SGLang's server_args: about 15 kB).
 LONGEST_LINE = 1 << 16
+# An endless pipe ends here, after a few minutes; start-up lines stand far before.
+MOST_BYTES = 4 << 30
 
 _MAGIC = (
     (b"\x1f\x8b", "gzip"),
@@ -46,15 +49,23 @@ class LineSource:
     """The lines of ``stream`` that hold one of ``words``, as text.
 
     ``lines_read`` and ``lines_cut`` (longer than 64 KiB) are right once the source is exhausted. ``refusal`` says why
-    nothing was read (compressed, or no text).
+    nothing was read (compressed, or no text). ``stopped`` says that the stream went on after ``most_bytes``.
     """
 
-    def __init__(self, stream: BinaryIO | Iterable[bytes], words: Sequence[str], *, name: str) -> None:
+    def __init__(
+        self,
+        stream: BinaryIO | Iterable[bytes],
+        words: Sequence[str],
+        *,
+        name: str,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
         self.lines_read = 0
+        self.stopped = ""
         self.lines_cut = 0
         self.refusal = ""
         self._words = tuple(word.encode() for word in words)
-        self._pieces = _pieces(stream, name)
+        self._pieces = self._bounded(_pieces(stream, name), most_bytes)
         self._decoder: codecs.IncrementalDecoder | None = None
 
     def __iter__(self) -> Iterator[Line]:
@@ -86,6 +97,15 @@ class LineSource:
             yield from self._interesting(carry[:LONGEST_LINE], whole=False)
         elif cut:
             self.lines_read += 1
+
+    def _bounded(self, pieces: Iterator[bytes], most_bytes: int) -> Iterator[bytes]:
+        left = most_bytes
+        for piece in pieces:
+            if left <= 0:
+                self.stopped = f"the log goes on after {human_bytes(most_bytes)}: what follows was not read"
+                return
+            left -= len(piece)
+            yield piece
 
     def _open(self, piece: bytes) -> bytes:
         """Look at the first bytes: encoding, or a reason to read no further."""

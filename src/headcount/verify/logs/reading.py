@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headcount.record import Record
-from headcount.verify.logs.lines import LineSource
+from headcount.verify.logs.lines import MOST_BYTES, LineSource
 from headcount.verify.logs.llamacpp import LlamaCppReader
 from headcount.verify.logs.ollama import OllamaReader
 from headcount.verify.logs.others import FORKS, OTHERS
@@ -49,17 +49,18 @@ class LogReading(Record):
     refusals: tuple[str, ...]
 
 
-def read_log(stream: BinaryIO | Iterable[bytes], *, name: str) -> LogReading:
+def read_log(stream: BinaryIO | Iterable[bytes], *, name: str, most_bytes: int = MOST_BYTES) -> LogReading:
     """Read the start-up log of a serving engine; ``name`` stands for it in messages.
 
-    One pass, memory bounded by one line and the figures of at most 200 starts. Text may be UTF-8 or UTF-16, coloured,
-    prefixed, interleaved by rank, damaged or cut off; a figure whose unit or closing sign was cut off is not read.
+    One pass over at most ``most_bytes`` (4 GiB), memory bounded by one line and the figures of at most 200 starts. Text
+    may be UTF-8 or UTF-16, coloured, prefixed, interleaved by rank, damaged or cut off; a figure whose unit or closing
+    sign was cut off is not read.
     Sizes are GiB (2**30 bytes), as every engine here means them. Raises UsageError for a stream that is not bytes.
     """
     readers: list[Reader] = [kind() for kind in _READERS]
     others = tuple(word for _, words in OTHERS for word in words)
     wanted = dict.fromkeys((*(word for reader in readers for word in reader.words()), *others))
-    source = LineSource(stream, tuple(wanted), name=name)
+    source = LineSource(stream, tuple(wanted), name=name, most_bytes=most_bytes)
     recognised: dict[str, None] = {}
     for line in source:
         for reader in readers:
@@ -113,8 +114,10 @@ def _reading(readers: list[Reader], source: LineSource, others: tuple[str, ...])
         notes.append(f"the log holds lines of {len(engines)} engines: {', '.join(engines)}")
     if source.lines_cut:
         notes.append(f"{source.lines_cut:,} lines longer than 64 KiB were read up to there")
+    if source.stopped:
+        notes.append(source.stopped)
     engine = next(iter(engines), None)
-    refusals = () if found else (_refusal(readers, others),)
+    refusals = () if found else ("; ".join(filter(None, (_refusal(readers, others), source.stopped))),)
     return LogReading(
         observations=tuple(found),
         engine=engine or _seen(readers, forks),
