@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,3 +160,72 @@ def test_too_close_to_call(ask: Callable[[str], dict[str, Any]]) -> None:
     assert any("too close to call" in warning for warning in close["warnings"])
     clear = ask(f"{question} --users {plan['conversations_high'] + 1}")
     assert not any("too close to call" in warning for warning in clear["warnings"])
+
+
+def words_of(plan: dict[str, Any], path: str) -> str:
+    (found,) = (warning for warning in plan["warnings"] if path in warning)
+    return str(found)
+
+
+def test_graphs_that_the_release_does_not_charge_take_nothing(
+    tmp_path: Path, ask: Callable[[str], dict[str, Any]]
+) -> None:
+    """vLLM 0.10 captures its graphs after the cache is sized: 0.62 GiB of them leave the 54.50 GiB that were printed."""
+    question = FIT.replace("0.19.0", "0.10.0").replace("0.95", "0.9")
+    path = written(
+        tmp_path,
+        engine_version="0.10.0",
+        graph_bytes=round(0.62 * 2**30),
+        cache_bytes=round(54.5 * 2**30),
+        utilization=0.9,
+    )
+    plan = ask(f"{question} --calibration {path}")
+    assert plan["conversations"] == 54 and plan["kv_budget_bytes"] == round(54.5 * 2**30)
+    assert words_of(plan, path).endswith("(a test): cache")
+
+
+def test_a_cache_of_another_utilization_is_not_said_to_be_used(
+    tmp_path: Path, ask: Callable[[str], dict[str, Any]]
+) -> None:
+    terms = {"weight_bytes": round(14.99 * 2**30), "cache_bytes": 40 * 2**30, "utilization": 0.7}
+    path = written(tmp_path, **terms)
+    plan = ask(f"{FIT} --calibration {path}")
+    assert plan["kv_budget_bytes"] > 50 * 2**30
+    assert words_of(plan, path).endswith(": weight; not the cache, whose utilization was 0.7")
+
+
+def test_a_default_is_the_same_said_or_not(tmp_path: Path, ask: Callable[[str], dict[str, Any]]) -> None:
+    """8,192 batched tokens and 1,024 sequences are the API server's own on an H100 (vllm/engine/arg_utils.py)."""
+    said = written(tmp_path, weight_bytes=round(14.99 * 2**30), max_num_batched_tokens=8192)
+    assert words_of(ask(f"{FIT} --calibration {said}"), said).endswith(": weight")
+    left_out = written(tmp_path, weight_bytes=round(14.99 * 2**30))
+    assert words_of(ask(f"{FIT} --max-seqs 1024 --calibration {left_out}"), left_out).endswith(": weight")
+    other = ask(f"{FIT} --max-seqs 256 --calibration {left_out}")
+    assert words_of(other, left_out).endswith("does not apply: max_num_seqs is 1024 there, 256 here")
+
+
+def test_an_argument_that_changes_terms_is_compared(
+    tmp_path: Path, ask: Callable[[str], dict[str, Any]]
+) -> None:
+    path = written(tmp_path, weight_bytes=round(14.99 * 2**30), arguments={"enforce-eager": "true"})
+    eager = ask(f"{FIT} --engine-arg enforce-eager=1 --calibration {path}")
+    assert words_of(eager, path).endswith(": weight")
+    plan = ask(f"{FIT} --calibration {path}")
+    assert words_of(plan, path).endswith("does not apply: enforce-eager is True there, False here")
+    odd = written(tmp_path, weight_bytes=1, arguments={"enforce-eager": "maybe"})
+    assert "its arguments are not to be read" in words_of(ask(f"{FIT} --calibration {odd}"), odd)
+
+
+@pytest.mark.parametrize("arguments", [[], "x", {"a": 1}, {str(i): "" for i in range(101)}])
+def test_bad_arguments_in_a_file(tmp_path: Path, arguments: object) -> None:
+    with pytest.raises(UsageError, match="arguments is"):
+        read_calibration(written(tmp_path, arguments=arguments))
+
+
+def test_a_pipe_is_no_calibration(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="not a regular file"):
+        read_calibration(str(tmp_path / "pipe"))
+    with pytest.raises(UsageError) as raised:
+        read_calibration("x" * 100_000)
+    assert len(str(raised.value)) < 300

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -352,3 +355,42 @@ def test_blocks_of_experts_are_refined_since_0_29() -> None:
     assert "not whole groups of 128" in (vllm_refusal(model, Layout(tp=4), "0.28.0") or "")
     assert vllm_refusal(model, Layout(tp=4), "0.29.0") is None
     assert vllm_refusal(model, Layout(tp=2), "0.28.0") is None
+
+
+def test_layers_that_draft_are_weights_too(ask: Callable[[str], dict[str, Any]]) -> None:
+    """DeepSeek-V3's prediction module holds 11.5 billion parameters of its own (README_WEIGHTS.md of the release), fp8 here."""
+    question = "fit deepseek-v3 --gpu h200 --gpus 8 --tp 8 --context 8192"
+    plain = ask(question)
+    drafts = "--engine-arg speculative-method=mtp --engine-arg num-speculative-tokens=1"
+    drafting = ask(f"{question} {drafts}")
+    more = drafting["per_gpu"]["weight_bytes"] - plain["per_gpu"]["weight_bytes"]
+    # The projection of 2 D x D stays whole and in 16 bits on each rank, the rest is an eighth.
+    projection = 2 * 7168**2
+    assert 8 * (more - 2 * projection) + projection == pytest.approx(11.5e9, rel=0.03)
+    assert drafting["conversations"] < plain["conversations"]
+    assert any("prediction" in warning for warning in plain["warnings"])
+    assert not any("prediction" in warning for warning in drafting["warnings"])
+
+
+def test_a_drafter_of_its_own_is_said_not_to_be_counted(ask: Callable[[str], dict[str, Any]]) -> None:
+    drafts = "--engine-arg speculative-method=eagle3 --engine-arg num-speculative-tokens=3"
+    plan = ask(f"fit llama-3.1-8b --gpu h100-80gb --context 8192 {drafts}")
+    assert any("its weights are not counted" in warning for warning in plan["warnings"])
+
+
+@pytest.mark.parametrize("stated", [True, 5, 1.5, {"a": 1}, [], [3], "LlamaForCausalLM"])
+def test_architectures_may_be_anything(
+    stated: object, tmp_path: Path, ask: Callable[[str], dict[str, Any]]
+) -> None:
+    config = {
+        "model_type": "llama",
+        "architectures": stated,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "vocab_size": 1000,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    assert ask(f"fit {path} --gpu h100-80gb --context 1024")["conversations"] > 0

@@ -187,3 +187,11 @@ def test_questions_that_contradict_each_other(ask: Callable[[str], Any]) -> None
 def test_values_of_the_wrong_kind() -> None:
     with pytest.raises(UsageError, match="row 7: check"):
         read_observation({"engine": "vllm", "check": "weights"}, where="row 7")
+
+
+def test_a_score_without_figures_or_tolerance_is_no_success(outcomes: list[Any]) -> None:
+    """Terms have no stated tolerance, and no counted figure is no error of zero."""
+    for each in score(outcomes):
+        assert (each.share is None) == (each.check in ("term", "end_to_end") or not each.figures)
+        assert (each.median is None) == (each.ninetieth is None) == (each.figures == 0)
+        assert each.figures >= each.rows

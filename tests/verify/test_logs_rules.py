@@ -378,3 +378,27 @@ def test_refusals_leave_the_files_name_to_the_caller() -> None:
     for text in (b"", b"mlc_llm\n", b"PK\x03\x04abc", b"\x00\x01\x02\x00\x00\x03" * 900):
         (refusal,) = read_log([text], name="README.md").refusals
         assert "README.md" not in refusal
+
+
+def test_a_peak_printed_with_the_weights_in_it() -> None:
+    """vLLM 0.6.4 prints the peak of PyTorch's memory, weights and all (worker/worker.py)."""
+    found = read_text(
+        "INFO 11-20 08:00:10 llm_engine.py:249] Initializing an LLM engine (v0.6.4) with config: model='m', max_seq_len=32768",
+        "INFO 11-20 08:00:20 model_runner.py:1077] Loading model weights took 13.5083 GB",
+        "INFO 11-20 08:00:22 worker.py:232] Memory profiling results: total_gpu_memory=44.53GiB initial_memory_usage=14.00GiB "
+        "peak_torch_memory=16.20GiB memory_usage_post_profile=14.06Gib non_torch_memory=0.49GiB kv_cache_size=23.38GiB "
+        "gpu_memory_utilization=0.90",
+    ).observations[0]
+    assert found.peak_activation_gib == pytest.approx(16.20 - 13.5083, abs=1e-3)
+    assert (found.non_torch_gib, found.kv_cache_memory_gib) == (0.49, 23.38)
+
+
+def test_tensorrt_llms_memory_outside_torch() -> None:
+    found = read_text(
+        "[TensorRT-LLM] TensorRT LLM version: 1.1.0",
+        "[TRT-LLM] [I] Memory used after loading model weights (inside torch) in memory usage profiling: 14.99 GiB",
+        "[TRT-LLM] [I] Memory used after loading model weights (outside torch) in memory usage profiling: 1.20 GiB",
+        "[TRT-LLM] [I] Memory used outside torch (e.g., NCCL and CUDA graphs) in memory usage profiling: 2.00 GiB",
+        "[TRT-LLM] [I] Allocated 55.22 GiB for max tokens in paged KV cache (452352).",
+    ).observations[0]
+    assert (found.non_torch_gib, found.weights_gib) == (2.0, 14.99)

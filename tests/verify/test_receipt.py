@@ -243,3 +243,65 @@ def test_a_pool_without_a_rule_leaves_the_other_figures() -> None:
     found = {line.check: line for line in receipt(start, "deepseek-v4-flash").lines}
     assert found["weights"].predicted is not None
     assert found["tokens_from_kv_memory"].predicted is None and found["tokens_from_kv_memory"].reason
+
+
+# A server of vLLM 0.6.3, which reads prompts whole, at its default of 8,192 batched tokens for requests of that length.
+WHOLE_PROMPTS = """\
+INFO 10-12 08:00:01 api_server.py:528] vLLM API server version 0.6.3
+INFO 10-12 08:00:10 llm_engine.py:237] Initializing an LLM engine (v0.6.3) with config: \
+model='meta-llama/Llama-3.1-8B-Instruct', max_seq_len=8192, \
+tensor_parallel_size=1, pipeline_parallel_size=1, kv_cache_dtype=auto, chunked_prefill_enabled=False
+INFO 10-12 08:00:20 model_runner.py:1067] Loading model weights took 14.9888 GB
+INFO 10-12 08:00:22 gpu_executor.py:122] # GPU blocks: 27870, # CPU blocks: 2048
+"""
+
+
+def test_a_server_that_reads_prompts_whole_holds_shorter_conversations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """27,870 blocks of 16 tokens hold 108 conversations of 4,096; the server's longest request stays 8,192."""
+    path = tmp_path / "old.log"
+    path.write_text(WHOLE_PROMPTS)
+    found = verified(capsys, "--log", str(path), "--gpu", "h100-80gb", "--context", "4096")["starts"][0]
+    assert found["conversations"] == 108
+
+
+def test_what_the_log_says_otherwise_is_told(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--gpu", "h100-80gb", "--tp", "4", "--utilization", "0.8")
+    taken = " ".join(verified(capsys, "--log", str(log), *words)["starts"][0]["notes"])
+    assert "the log says TP 1; 4 is compared, as asked" in taken
+    # The log does not say its utilization, so that nothing is overruled.
+    assert "utilization" not in taken
+    alone = verified(capsys, "--log", str(log), "--gpu", "h100-80gb")["starts"][0]["notes"]
+    assert not any("as asked" in note for note in alone)
+
+
+def test_a_default_utilization_is_saved_where_the_log_shows_its_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``non-default args`` without a utilization is vLLM's 0.9; a log without that line says nothing of it."""
+    shown = "INFO 08-05 10:00:00 [cli_args.py:261] non-default args: {'model': 'Qwen/Qwen2.5-7B-Instruct'}\n"
+    for text, utilization in ((START, None), (shown + START, 0.9)):
+        path, saved = tmp_path / "start.log", tmp_path / "mine.json"
+        path.write_text(text)
+        verified(capsys, "--log", str(path), "--gpu", "h100-80gb", "--save", str(saved))
+        assert json.loads(saved.read_text()).get("utilization") == utilization
+
+
+def test_a_release_after_a_release_is_saved_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, saved = tmp_path / "start.log", tmp_path / "mine.json"
+    path.write_text(
+        WHOLE_PROMPTS.replace("v0.6.3", "v0.6.3.post1").replace("version 0.6.3", "version 0.6.3.post1")
+    )
+    verified(capsys, "--log", str(path), "--gpu", "h100-80gb", "--save", str(saved))
+    assert json.loads(saved.read_text())["engine_version"] == "0.6.3.post1"
+
+
+def test_gaps_of_very_many_starts_are_not_all_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "many.log"
+    path.write_text("".join(START.replace("1,096,000", f"{300_000 + 16 * i:,}") for i in range(12)))
+    document = verified(capsys, "--log", str(path), "--gpu", "h100-80gb")
+    assert len(document["starts"]) == 12
+    assert "gaps are explained for the first 8 of 12 starts only" in document["refused"]

@@ -66,9 +66,11 @@ def run(args: argparse.Namespace) -> int:
     if args.emit is not None:
         emit_launch(plan, args)
         return 0
+    # A change is compared with this plan: where it has stages, the change may have them too.
+    alike = deployment.replace(allow_pp=deployment.allow_pp or plan.layout.pp > 1)
     plan = plan.replace(
         warnings=(*head_change_warning(args, model), *plan.warnings),
-        what_ifs=what_ifs(deployment, demand, model_text=args.model),
+        what_ifs=what_ifs(alike, demand, model_text=args.model),
     )
     emit_plan(plan, args)
     return 0

@@ -13,6 +13,7 @@ from headcount.units import parse_count, parse_fraction
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from typing import Any
 
     from headcount.report.console import Page
     from headcount.verify.observation import Observation
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from headcount.verify.servers.load import Load
     from headcount.verify.servers.server import LiveServer
 
+# Starts of one log whose gaps are explained: each may take seconds.
+_EXPLAINED = 8
 DESCRIPTION = """Read a start-up log of vLLM, SGLang, llama.cpp, Ollama or TensorRT-LLM, or ask a running
 server, and print each term: predicted, reported, difference; name what explains a gap;
 and say how many conversations that server really holds. Nothing is sent anywhere but
@@ -106,11 +109,16 @@ def _log(args: argparse.Namespace, context: int | None) -> int:
     for number, observation in enumerate(reading.observations):
         try:
             origin = "standard input" if args.log == "-" else os.path.basename(args.log)
-            receipts.append(_receipt(args, observation, context, origin, reading.notes if not number else ()))
+            notes = reading.notes if not number else ()
+            receipts.append(_receipt(args, observation, context, origin, notes, explain=number < _EXPLAINED))
         except HeadcountError as error:
             refused.append(str(error))
     if not receipts:
         raise UsageError("; ".join(dict.fromkeys(refused)))
+    if len(reading.observations) > _EXPLAINED:
+        refused.append(
+            f"gaps are explained for the first {_EXPLAINED} of {len(reading.observations)} starts only"
+        )
     _save(args, receipts)
     _print(args, receipts, refused)
     return 0
@@ -122,6 +130,8 @@ def _receipt(
     context: int | None,
     origin: str,
     notes: tuple[str, ...],
+    *,
+    explain: bool = True,
 ) -> Receipt:
     from headcount.verify.receipt import find_model, make_receipt
 
@@ -135,9 +145,33 @@ def _receipt(
         else parse_fraction(args.utilization, what="--utilization", low=0.01),
         "arguments": (*observation.arguments, *read_engine_arguments(args.engine_arg)) or None,
     }
+    notes = (*notes, *_overruled(observation, said))
     observation = observation.replace(**{name: value for name, value in said.items() if value is not None})
     model = find_model(observation, args.model)
-    return make_receipt(observation, model, weights=args.weights, context=context, origin=origin, notes=notes)
+    return make_receipt(
+        observation,
+        model,
+        weights=args.weights,
+        context=context,
+        origin=origin,
+        notes=notes,
+        explain=explain,
+    )
+
+
+def _overruled(observation: Observation, said: dict[str, Any]) -> list[str]:
+    """A word for every setting of the log in whose place another one was asked for."""
+    words = {
+        "tensor_parallel": "TP",
+        "kv_cache_dtype": "cache format",
+        "engine_version": "release",
+        "gpu_memory_utilization": "utilization",
+    }
+    return [
+        f"the log says {word} {getattr(observation, name)}; {said[name]} is compared, as asked"
+        for name, word in words.items()
+        if said[name] is not None and getattr(observation, name) not in (None, said[name])
+    ]
 
 
 def _save(args: argparse.Namespace, receipts: list[Receipt]) -> None:

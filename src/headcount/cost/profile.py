@@ -12,7 +12,7 @@ from headcount.cost.crossovers import model_crossovers, textbook_crossovers
 from headcount.cost.flops import MacCount, decode_step, materialised_score_bytes, prefill
 from headcount.cost.model_ledger import model_ledger
 from headcount.cost.parameters import active_parameters, parameters_by_part
-from headcount.cost.weights import PLAIN_BYTES, weight_bytes, weight_format
+from headcount.cost.weights import PLAIN_BYTES, stored_name, weight_bytes, weight_format
 from headcount.record import Record
 from headcount.spec.kv_format import kv_format
 from headcount.spec.quantization import RECIPES
@@ -107,7 +107,7 @@ def profile(model: ModelSpec, *, context: int, weights: str = "auto", kv: str = 
     """
     fmt = kv_format("fp16" if kv == "auto" else kv)
     conversation_bytes(model, 1, fmt)  # refuses a format whose blocks do not fill this model's rows
-    chosen = weight_format(model, weights)
+    name = stored_name(model) if weights == "auto" else weight_format(model, weights).name
     known = model.parameters_known or model.nominal_parameters is not None
     whole = model.parameters_known
     formats = fitting_formats(model)
@@ -118,7 +118,7 @@ def profile(model: ModelSpec, *, context: int, weights: str = "auto", kv: str = 
         model=model,
         context=context,
         kv=fmt,
-        weight_name=chosen.name,
+        weight_name=name,
         parameters=model.parameters if whole else model.nominal_parameters,
         active=active_parameters(model) if whole else None,
         parts=parameters_by_part(model) if whole else {},
@@ -135,7 +135,7 @@ def profile(model: ModelSpec, *, context: int, weights: str = "auto", kv: str = 
             "textbook": textbook_crossovers(model.hidden_size),
         },
         break_even=None if total is None or not each else total / each,
-        ledger=model_ledger(model, context, fmt, weight_name=chosen.name, total=total),
+        ledger=model_ledger(model, context, fmt, weight_name=name, total=total),
     )
 
 

@@ -60,6 +60,13 @@ def weight_format(model: ModelSpec, name: str = "auto") -> WeightFormat:
     )
 
 
+def stored_name(model: ModelSpec) -> str:
+    """What the weights are stored in, in a word: the packing, or the type that most bytes of a file have."""
+    if model.checkpoint is not None and model.checkpoint.file_format == "gguf":
+        return next(iter(model.checkpoint.bytes_by_dtype()), "auto").lower()
+    return weight_format(model).name
+
+
 def packing_of(model: ModelSpec, weight: Weight, layer: int, fmt: WeightFormat) -> Packing | None:
     """How ``weight`` of layer ``layer`` is packed in this format; None: it is stored in ``fmt.dtype_bytes``."""
     if fmt.own:

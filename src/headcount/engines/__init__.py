@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 
 from headcount.engines.base import Case, Engine, GpuBudget, Launch, Layout, Pool, Replica, Settings
-from headcount.errors import UnknownNameError
+from headcount.errors import UnknownNameError, UsageError
 
 # Name on the command line -> (module of this package, class). Only the module of the engine that is asked is imported.
 _CLASSES = {
@@ -24,6 +25,8 @@ _ALIASES = {
     "trtllm": "tensorrt-llm",
 }
 ENGINES = tuple(_CLASSES)
+# A release goes into messages, images and command lines.
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,59}")
 
 
 def engine(name: str, version: str | None = None) -> Engine:
@@ -35,6 +38,10 @@ def engine(name: str, version: str | None = None) -> Engine:
     found = _CLASSES.get(_ALIASES.get(key, key))
     if found is None:
         raise UnknownNameError(what="engine", given=name, allowed=[*ENGINES, *_ALIASES])
+    if version is not None and not _VERSION.fullmatch(version.strip()):
+        raise UsageError(
+            f"--engine-version {version!r:.60} is no release: letters, digits and . + - _, at most 60 of them"
+        )
     made: Engine = getattr(import_module("headcount.engines." + found[0]), found[1])(version)
     return made
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from itertools import accumulate
 
+from headcount.engines.arguments import read_arguments
 from headcount.errors import UsageError
 from headcount.record import Record
 from headcount.spec.weight import EXPERTS, KV, REPLICATED, ROW
@@ -179,6 +180,8 @@ class Engine(ABC):
     arguments: tuple[Argument, ...] = ()
     # The terms of a calibration that this engine's plan has.
     calibrated: tuple[str, ...] = ("device_bytes", "weight_bytes", "non_torch_bytes")
+    # Those of its own arguments that change one of these terms.
+    calibrated_arguments: tuple[str, ...] = ()
 
     @abstractmethod
     def refusal(self, model: ModelSpec, layout: Layout) -> str | None:
@@ -211,6 +214,48 @@ class Engine(ABC):
     @abstractmethod
     def loaded_bytes(self, case: Case) -> int:
         """Bytes of weights on the GPU that holds most of them, as the engine counts them after loading."""
+
+    def batches(self, case: Case) -> tuple[int, int] | None:
+        """``(batched tokens, sequences)`` in force, where a term that a calibration measures depends on them."""
+        return None
+
+    def calibrated_case(self, case: Case) -> Case:
+        """``case`` with its calibration compared setting by setting: what is not said is this engine's default."""
+        found = case.settings.calibration
+        if found is None:
+            return case
+        compared = found.replace(mismatch=self._mismatch(case, found))
+        return case.replace(settings=case.settings.replace(calibration=compared))
+
+    def _mismatch(self, case: Case, found: Calibration) -> str:
+        """The first setting that changes a term and is another one on the server that was measured; "" for none."""
+        # A batch's default may follow the longest request.
+        there = case.replace(
+            context=found.context or case.context,
+            settings=case.settings.replace(
+                max_num_batched_tokens=found.max_num_batched_tokens,
+                max_num_seqs=found.max_num_seqs,
+                arguments=tuple(pair for pair in found.arguments if pair[0] in self.calibrated_arguments),
+            ),
+        )
+        try:
+            theirs, ours = self._changing(there), self._changing(case)
+        except UsageError as error:
+            return f"its arguments are not to be read: {error}"
+        return next(
+            (
+                f"{name} is {theirs[name]} there, {ours[name]} here"
+                for name in ours
+                if theirs[name] != ours[name]
+            ),
+            "",
+        )
+
+    def _changing(self, case: Case) -> dict[str, object]:
+        """The settings in force that change a term of a calibration."""
+        given = read_arguments(case.settings.arguments, self.arguments, engine=self.name)
+        batches = zip(("max_num_batched_tokens", "max_num_seqs"), self.batches(case) or (), strict=False)
+        return {**{name: given[name] for name in self.calibrated_arguments}, **dict(batches)}
 
     @abstractmethod
     def pool(self, case: Case, cache_bytes: int) -> Pool:

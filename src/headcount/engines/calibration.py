@@ -8,6 +8,7 @@ the file it used, and says when it does not apply.
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 
 from headcount.errors import UsageError
@@ -24,6 +25,8 @@ FORMAT = "headcount calibration 1"
 _MACHINE = ("device_bytes", "non_torch_bytes")
 _MODEL = ("weight_bytes", "activation_bytes", "graph_bytes", "cache_bytes")
 _MOST_BYTES = 1 << 20
+_MOST_ARGUMENTS = 100
+_MOST_SHOWN = 200
 
 
 class Calibration(Record):
@@ -36,6 +39,8 @@ class Calibration(Record):
     graph_bytes       CUDA graphs, where they were charged
     cache_bytes       what was left for the cache (with ``utilization``)
     weights, kv, max_num_batched_tokens, max_num_seqs   what the server was started with; other ones, other bytes
+    arguments         the engine's own arguments that change its terms, by name
+    mismatch          the first setting in which a case differs, by the engine that knows its defaults; None: not asked yet
     """
 
     engine: str
@@ -57,7 +62,9 @@ class Calibration(Record):
     kv: str = "auto"
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
+    arguments: tuple[tuple[str, str], ...] = ()
     path: str = ""
+    mismatch: str | None = None
 
     def applies_to_machine(self, case: Case, engine: str) -> bool:
         """Same engine, card and layout: the machine's terms hold."""
@@ -81,7 +88,7 @@ class Calibration(Record):
     def differs(self, case: Case, engine: str, version: str) -> str:
         """The first thing in which it is of another server than ``case``; "" when it is the same."""
         settings = case.settings
-        pairs = (
+        pairs: tuple[tuple[str, object, object], ...] = (
             ("the engine", self.engine, engine),
             ("the card", self.gpu, case.accelerator.name),
             ("TP", self.tp, case.layout.tp),
@@ -90,22 +97,27 @@ class Calibration(Record):
             ("the model", self.model.lower(), case.model.name.lower()),
             ("the weights' format", self.weights, settings.weights),
             ("the cache's format", self.kv, settings.kv),
-            ("max_num_batched_tokens", self.max_num_batched_tokens, settings.max_num_batched_tokens),
-            ("max_num_seqs", self.max_num_seqs, settings.max_num_seqs),
             ("the memory", None, settings.memory_bytes),
         )
+        if self.mismatch is None:
+            pairs += (
+                ("max_num_batched_tokens", self.max_num_batched_tokens, settings.max_num_batched_tokens),
+                ("max_num_seqs", self.max_num_seqs, settings.max_num_seqs),
+                ("the arguments", dict(self.arguments), dict(settings.arguments)),
+            )
         return next(
             (
                 f"{what} is {theirs!s:.60} there, {ours!s:.60} here"
                 for what, theirs, ours in pairs
                 if theirs != ours
             ),
-            "",
+            self.mismatch or "",
         )
 
     def document(self) -> dict[str, object]:
         """What is written to the file."""
-        fields = {name: getattr(self, name) for name in self._fields if name != "path"}
+        fields = {name: getattr(self, name) for name in self._fields if name not in ("path", "mismatch")}
+        fields["arguments"] = dict(self.arguments) or None
         return {"format": FORMAT, **{name: value for name, value in fields.items() if value is not None}}
 
 
@@ -130,8 +142,6 @@ def write_calibration(calibration: Calibration, path: str) -> None:
 
     Raises UsageError when it cannot be written.
     """
-    import os
-
     text = json.dumps(calibration.document(), indent=2) + "\n"
     if os.path.lexists(path) and not os.path.isfile(path):
         raise UsageError(f"{path}: exists and is no regular file; nothing was written")
@@ -151,11 +161,15 @@ def read_calibration(path: str) -> Calibration:
 
     Raises UsageError for a file that is missing, too large, not JSON, or not such a file.
     """
+    shown = path if len(path) <= _MOST_SHOWN else path[:_MOST_SHOWN] + "..."
+    # A pipe would block for ever.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UsageError(f"{shown}: not a regular file")
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+        raise UsageError(f"{shown}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path}: not a text file") from None
     if len(text) > _MOST_BYTES:
@@ -166,7 +180,8 @@ def read_calibration(path: str) -> Calibration:
         raise UsageError(f"{path}: not JSON") from None
     if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
         raise UsageError(f"{path}: not a calibration file (verify --save writes one)")
-    return Calibration(**_checked(raw, path), path=path)
+    fields = _checked(raw, path)
+    return Calibration(**fields | {"arguments": tuple(fields.get("arguments", {}).items())}, path=path)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -186,6 +201,9 @@ def _checked(raw: dict[str, Any], path: str) -> dict[str, Any]:
     for name, value in raw.items():
         if name in text:
             good = isinstance(value, str) and len(value) <= 500
+        elif name == "arguments":
+            good = isinstance(value, dict) and len(value) <= _MOST_ARGUMENTS
+            good = good and all(isinstance(text, str) and len(text) <= 500 for text in value.values())
         elif name == "utilization":
             good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
         elif name in (*_MACHINE, *_MODEL, "tp", "pp", "context", "max_num_batched_tokens", "max_num_seqs"):

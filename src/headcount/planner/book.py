@@ -16,6 +16,7 @@ from headcount.errors import LayoutError
 from headcount.ledger import Ledger, Term
 from headcount.planner.fit import total_ledger
 from headcount.planner.plan import (
+    PIPELINE_COST,
     Alternative,
     Deployment,
     Plan,
@@ -26,11 +27,6 @@ from headcount.planner.plan import (
 )
 from headcount.record import Record
 from headcount.units import ceil_div
-
-PIPELINE_COST = (
-    "stages run in series: every token crosses each stage and the link between them, and stages idle "
-    "unless enough requests are in flight"
-)
 
 
 class Demand(Record):
@@ -54,9 +50,14 @@ class Candidate(Record):
     replicas: int | None
 
     @property
+    def size(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp
+
+    @property
     def gpus(self) -> int | None:
         """GPUs of all replicas; None when the shape cannot serve."""
-        return None if self.replicas is None else self.tp * self.pp * self.replicas
+        return None if self.replicas is None else self.size * self.replicas
 
 
 class Search(Record):
@@ -120,7 +121,7 @@ def book(deployment: Deployment, demand: Demand) -> Plan:
         alternatives=_alternatives(demand, [*found.flat, *piped], best),
         smaller=_fewer_replicas(demand, best)
         if _fixed(deployment)
-        else _why_not_fewer(demand, found.flat, best.gpus),
+        else _why_not_fewer(demand, eligible, best.gpus),
         warnings=(
             *close,
             *calibration_words(deployment, layout, demand.context),
@@ -207,22 +208,23 @@ def lower_bound(deployment: Deployment, demand: Demand) -> Bound:
     )
 
 
-def _why_not_fewer(demand: Demand, flat: list[Candidate], gpus: int) -> tuple[tuple[int, str], ...]:
+def _why_not_fewer(demand: Demand, shapes: list[Candidate], gpus: int) -> tuple[tuple[int, str], ...]:
     """For each count below ``gpus``: what every way of cutting it into replicas holds, or why it is refused."""
     rows = []
-    able = [shape for shape in flat if _holds(shape)]
+    able = [shape for shape in shapes if _holds(shape)]
+    flat = [shape for shape in shapes if shape.pp == 1]
     for count in range(gpus - 1, 0, -1):
         # What holds most, with whole replicas and some GPUs idle when they do not divide.
         best = max(
-            (shape for shape in able if shape.tp <= count),
-            key=lambda s: max(0, count // s.tp - demand.spare) * _holds(s),
+            (shape for shape in able if shape.size <= count),
+            key=lambda s: (max(0, count // s.size - demand.spare) * _holds(s), -s.pp),
             default=None,
         )
         reasons = [] if best is None else [_held_words(demand, best, count)]
         exact = [shape for shape in flat if shape.tp == count and shape is not best]
         reasons += [_shape_words(demand, shape) for shape in exact]
         if best is None and not exact:
-            widest = [shape for shape in flat if shape.tp <= count][-1]
+            widest = max((shape for shape in shapes if shape.size <= count), key=lambda s: (s.size, -s.pp))
             reasons.append(_shape_words(demand, widest))
         rows.append((count, "; ".join(reasons)))
     return tuple(rows)
@@ -250,9 +252,11 @@ def _holds(shape: Candidate) -> int:
 
 def _held_words(demand: Demand, shape: Candidate, count: int) -> str:
     """``TP 1 x 3 replicas hold 183 of 200``, with the idle GPUs when the replicas do not use them all."""
-    replicas, idle = divmod(count, shape.tp)
+    replicas, idle = divmod(count, shape.size)
     held = max(0, replicas - demand.spare) * _holds(shape)
-    who = f"TP {shape.tp}" + (f" x {replicas} replicas hold" if replicas > 1 else " holds")
+    who = Layout(tp=shape.tp, pp=shape.pp).words() + (
+        f" x {replicas} replicas hold" if replicas > 1 else " holds"
+    )
     left = f" with {demand.spare} spare" if demand.spare else ""
     unused = f" ({idle} GPU{'s' if idle > 1 else ''} idle)" if idle else ""
     return f"{who} {held:,} of {demand.users:,}{left}{unused}"
@@ -261,8 +265,8 @@ def _held_words(demand: Demand, shape: Candidate, count: int) -> str:
 def _shape_words(demand: Demand, shape: Candidate) -> str:
     """One replica of this shape: what it holds, or why it is refused."""
     if not _holds(shape):
-        return f"TP {shape.tp} refused: {shape.refused}"
-    return _held_words(demand, shape, shape.tp)
+        return f"{Layout(tp=shape.tp, pp=shape.pp).words()} refused: {shape.refused}"
+    return _held_words(demand, shape, shape.size)
 
 
 def _alternatives(demand: Demand, shapes: list[Candidate], best: Candidate) -> tuple[Alternative, ...]:

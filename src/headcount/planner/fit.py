@@ -11,6 +11,7 @@ from headcount.engines.base import Layout
 from headcount.errors import LayoutError, UsageError
 from headcount.ledger import Ledger, Term
 from headcount.planner.plan import (
+    PIPELINE_COST,
     Alternative,
     Deployment,
     Plan,
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # The longest context ``fit --users`` searches when a model states none.
 CONTEXT_LIMIT = 2**24
+# Deeper pipelines are tried only where they use every card: so many layouts would take long.
+_MOST_STAGES = 16
 
 
 class Trial(Record):
@@ -63,11 +66,12 @@ def fit(
     layout, replica = best.layout, best.replica
     assert replica is not None
     if gpus is not None and layout.gpus < gpus:
-        warnings += (
-            f"{gpus - layout.gpus} of the {gpus} GPUs stay idle: {layout.words()} does not divide them",
-        )
+        idle = gpus - layout.gpus
+        stay = "stays" if idle == 1 else "stay"
+        warnings += (f"{idle} of the {gpus} GPUs {stay} idle: {layout.words()} does not divide them",)
     if not replica.conversations:
         warnings += (f"nothing fits: {replica.binding}",)
+    piped = _better_piped(deployment, gpus, context, best)
     warnings += too_close(layout.dp * replica.low, layout.dp * replica.high, users)
     others = tuple(
         Alternative(layout=other.layout, conversations=other.conversations, refused=other.refused)
@@ -84,7 +88,7 @@ def fit(
         low=layout.dp * replica.low,
         high=layout.dp * replica.high,
         users=users,
-        alternatives=others,
+        alternatives=(*others, *piped),
         warnings=(
             *calibration_words(deployment, layout, context),
             *warnings,
@@ -92,6 +96,34 @@ def fit(
             *standing_warnings(deployment),
         ),
         ledger=total_ledger(deployment, context, layout, replica),
+    )
+
+
+def _better_piped(
+    deployment: Deployment, gpus: int | None, context: int, best: Trial
+) -> tuple[Alternative, ...]:
+    """The layout with pipeline stages that holds most, where that is more than the one without: told, not chosen."""
+    if best.layout.pp > 1 or not _may_pipeline(deployment, gpus):
+        return ()
+    trials = [
+        Trial(layout=layout, replica=replica, refused=reason)
+        for layout in pipeline_layouts(deployment, gpus or 1)
+        for replica, reason in (deployment.attempt(layout, context),)
+    ]
+    most = max(
+        trials,
+        key=lambda trial: (trial.conversations or 0, -trial.layout.gpus, -trial.layout.pp),
+        default=None,
+    )
+    if most is None or (most.conversations or 0) <= (best.conversations or 0):
+        return ()
+    return (
+        Alternative(
+            layout=most.layout,
+            conversations=most.conversations,
+            refused=f"pipeline stages are taken when asked for: --tp {most.layout.tp} --pp {most.layout.pp}",
+            note=PIPELINE_COST,
+        ),
     )
 
 
@@ -181,15 +213,13 @@ def _may_pipeline(deployment: Deployment, gpus: int | None) -> bool:
 
 
 def pipeline_layouts(deployment: Deployment, gpus: int) -> list[Layout]:
-    """Every layout of exactly ``gpus`` cards with two or more stages."""
-    layouts = []
-    for pp in range(2, min(gpus, len(deployment.model.layers)) + 1):
-        if gpus % pp:
-            continue
-        for tp in range(1, min(gpus // pp, deployment.gpus_per_node) + 1):
-            if (gpus // pp) % tp == 0:
-                layouts.append(Layout(tp=tp, pp=pp, dp=gpus // (pp * tp)))
-    return layouts
+    """Layouts of at most ``gpus`` cards with two or more stages; of very many stages, those that leave no card idle."""
+    return [
+        Layout(tp=tp, pp=pp, dp=gpus // (pp * tp))
+        for pp in range(2, min(gpus, len(deployment.model.layers)) + 1)
+        for tp in range(1, min(gpus // pp, deployment.gpus_per_node) + 1)
+        if pp <= _MOST_STAGES or gpus % (pp * tp) == 0
+    ]
 
 
 def largest_context(
@@ -197,8 +227,8 @@ def largest_context(
 ) -> Plan:
     """Return the plan at the longest context that still holds ``users`` conversations.
 
-    Capacity does not grow with the context, so the longest one is found by bisection. Raises LayoutError when not
-    even one token each fits.
+    Halved from the longest until everyone fits, then bisected: there capacity does not grow with the context. Raises
+    LayoutError when not even one token each fits.
     """
     limit = deployment.model.max_positions or CONTEXT_LIMIT
     if allow_long:
@@ -208,11 +238,15 @@ def largest_context(
         return (best_layout(deployment, gpus=gpus, context=context)[0].conversations or 0) >= users
 
     require_parameters(deployment.model)
-    if not holds(1):
+    # From above: at a few tokens each an engine's own limits bind, its batches being no longer than the requests.
+    low = limit
+    while low and not holds(low):
+        low //= 2
+    if not low:
         raise LayoutError(
             f"not even 1 token each fits for {users:,} users on {gpus or 1} x {deployment.accelerator.name}"
         )
-    low, high = 1, limit
+    high = min(limit, 2 * low + 1)
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if holds(middle) else (low, middle - 1)

@@ -6,6 +6,7 @@ from headcount.engines.base import Case, Engine, Layout, Replica, Settings
 from headcount.errors import LayoutError, UsageError
 from headcount.record import Record
 from headcount.spec.kv_format import kv_format
+from headcount.spec.model import UNCOUNTED_PREDICTION
 from headcount.units import ceil_div
 
 TYPE_CHECKING = False
@@ -14,6 +15,12 @@ if TYPE_CHECKING:
     from headcount.ledger import Ledger
     from headcount.spec.kv_format import KvFormat
     from headcount.spec.model import ModelSpec
+
+
+PIPELINE_COST = (
+    "stages run in series: every token crosses each stage and the link between them, and stages idle "
+    "unless enough requests are in flight"
+)
 
 
 class Deployment(Record):
@@ -54,7 +61,7 @@ class Deployment(Record):
             settings=self.settings,
         )
         try:
-            return self.engine.replica(case), ""
+            return self.engine.replica(self.engine.calibrated_case(case)), ""
         except LayoutError as error:
             return None, str(error)
 
@@ -125,7 +132,8 @@ def check_context(model: ModelSpec, context: int, *, allow_long: bool) -> tuple[
 def standing_warnings(deployment: Deployment) -> tuple[str, ...]:
     """What holds whatever the answer: unverified card figures, notes of the model."""
     card = deployment.accelerator
-    warnings = list(deployment.model.notes)
+    drafts = ("speculative-method", "mtp") in deployment.settings.arguments
+    warnings = [note for note in deployment.model.notes if not (drafts and UNCOUNTED_PREDICTION in note)]
     if not card.verified:
         warnings.append(
             f"{card.name}: some of its figures are not verified against a datasheet or a tool's output"
@@ -148,11 +156,17 @@ def calibration_words(deployment: Deployment, layout: Layout, context: int) -> t
         settings=deployment.settings,
     )
     engine, version = deployment.engine.name, deployment.engine.version
+    case = deployment.engine.calibrated_case(case)
+    settled = case.settings.calibration
+    assert settled is not None
     used = measured_terms(case, deployment.engine.calibrated, engine, version)
-    name, differs = found.path or "the calibration", found.differs(case, engine, version)
+    name, differs = found.path or "the calibration", settled.differs(case, engine, version)
     if not used:
-        return (f"{name} does not apply: {differs}",)
+        return (f"{name} does not apply: {differs or 'it holds no term of this plan'}",)
     rest = f"; its other terms do not apply: {differs}" if differs else ""
+    if not differs and found.cache_bytes is not None and settled.cache_bytes is None:
+        share = "not known" if found.utilization is None else f"{found.utilization:g}"
+        rest = f"; not the cache, whose utilization was {share}"
     words = ", ".join(term.removesuffix("_bytes").replace("_", " ") for term in used)
     return (f"measured, from {name} ({found.origin[:80]}): {words}{rest}",)
 

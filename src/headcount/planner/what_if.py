@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from headcount.cost.cache import growing_attention
 from headcount.engines.base import Settings
 from headcount.errors import HeadcountError, LayoutError, UsageError
@@ -40,7 +42,9 @@ def what_ifs(
         rows.append(_heads_row(deployment, demand, model_text, fewer))
     doubled = 2 * demand.context
     if not deployment.model.max_positions or doubled <= deployment.model.max_positions:
-        rows.append((f"--context {doubled}", _gpus(deployment, demand.replace(context=doubled)), ""))
+        # A length that was fixed otherwise (max-model-len, max_num_batched_tokens) may rule the longer one out.
+        with suppress(UsageError):
+            rows.append((f"--context {doubled}", _gpus(deployment, demand.replace(context=doubled)), ""))
     return tuple(rows)
 
 

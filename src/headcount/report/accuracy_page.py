@@ -16,7 +16,7 @@ WORDS = {
     "end_to_end": "cache, end to end",
     "term": "single terms",
 }
-_HEADER = ("engine", "figure", "rows", "same", "median", "90th", "held", "left out")
+_HEADER = ("engine", "figure", "rows", "n", "same", "median", "90th", "held", "out")
 
 
 def score_rows(scores: list[Score]) -> list[tuple[str, ...]]:
@@ -26,10 +26,11 @@ def score_rows(scores: list[Score]) -> list[tuple[str, ...]]:
             each.engine,
             WORDS.get(each.check, each.check),
             f"{each.rows:,}",
-            f"{each.share:.0%}" if each.check not in ("end_to_end", "term") else "",
-            f"{each.median:.2%}",
-            f"{each.ninetieth:.2%}",
-            "" if each.covered is None else f"{each.covered:.0%}",
+            f"{each.figures:,}",
+            _share(each.share, 0),
+            _share(each.median, 2),
+            _share(each.ninetieth, 2),
+            _share(each.covered, 0),
             f"{each.listed:,}" if each.listed else "",
         )
         for each in scores
@@ -37,17 +38,21 @@ def score_rows(scores: list[Score]) -> list[tuple[str, ...]]:
     ]
 
 
+def _share(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}%}"
+
+
 def write_accuracy(page: Page, outcomes: list[Outcome], scores: list[Score], *, listing: bool) -> None:
     """Title, scores, and with ``listing`` every figure that is not reproduced or left out, with its reason."""
     rows = len({outcome.row.id for outcome in outcomes})
     page.pair("Predicted against published logs", f"{rows:,} engine starts")
     page.blank()
-    page.table(_HEADER, score_rows(scores), right={2, 3, 4, 5, 6, 7})
+    page.table(_HEADER, score_rows(scores), right={2, 3, 4, 5, 6, 7, 8})
     page.blank()
     page.wrapped(
-        "same: share within 0.5 % of the printed figure (pool, request), 1 % (weights) or 0.1 GiB (balance). median, 90th: "
-        "absolute relative errors. held: share of stated intervals that hold the figure. left out: figures that are "
-        "circular, or whose decisive setting was not said."
+        "rows: starts. n: their figures. same: share of these within 0.5 % of the printed figure (pool, request), 1 % "
+        "(weights) or 0.1 GiB (balance). median, 90th: absolute relative errors. held: share of stated intervals that "
+        "hold the figure. out: left out, as they are circular, or whose decisive setting was not said."
     )
     if not listing:
         page.blank()
@@ -111,6 +116,7 @@ def score_document(each: Score) -> dict[str, object]:
         "engine": each.engine,
         "check": each.check,
         "rows": each.rows,
+        "figures": each.figures,
         "share_reproduced": each.share,
         "median_error": each.median,
         "p90_error": each.ninetieth,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headcount.cost.weights import stored_name
 from headcount.report.console import Page, bar
 from headcount.units import gb, gib
 
@@ -52,6 +53,8 @@ def _title(page: Page, plan: Plan) -> None:
     card = deployment.accelerator.name.upper()
     model = deployment.model
     weights = deployment.engine.weights_name(model, deployment.settings)
+    if weights == "auto":
+        weights = stored_name(model)
     replicas = f"{layout.dp:,} replica{'s' if layout.dp != 1 else ''}, {layout.words()}"
     engine = f"{deployment.engine.name} {deployment.engine.version}".replace("textbook 1", "textbook")
     how = f"{replicas}, {engine}, {weights} weights, {deployment.kv.name} KV"
@@ -147,9 +150,11 @@ def _alternatives(page: Page, plan: Plan) -> None:
     if not pipelines or plan.layout.pp > 1:
         return
     best = min(pipelines, key=lambda other: other.layout.gpus)
+    asked = f"--gpus {best.layout.gpus} --tp {best.layout.tp} --pp {best.layout.pp}"
+    how = "--allow-pp" if plan.question == "book" else asked
     price = "" if best.usd_per_hour is None else f", {best.usd_per_hour:,.2f} USD an hour"
     page.wrapped(
         f"With pipeline stages {best.layout.gpus:,} GPUs would hold {best.conversations:,} "
-        f"({best.layout.words()}{price}; --allow-pp): {best.note}.",
+        f"({best.layout.words()}{price}; {how}): {best.note}.",
         indent=2,
     )

@@ -51,8 +51,10 @@ def _parameters(page: Page, found: Profile) -> None:
         page.line(f"  {'with the towers':<20}{together:>20,}")
     page.blank()
     page.line("Weights", "bold")
-    stored = found.weight_name if found.weight_name not in _SHOWN_WEIGHTS else ""
-    rows = [(f"{stored} (as stored)", found.weights["auto"])] if stored and "auto" in found.weights else []
+    # A packed file is not what packing every matrix alike would give.
+    packed = found.model.quantization is not None or found.weight_name not in _SHOWN_WEIGHTS
+    own = packed and "auto" in found.weights
+    rows = [(f"{found.weight_name} (as stored)", found.weights["auto"])] if own else []
     rows += [(name, found.weights[name]) for name in _SHOWN_WEIGHTS if name in found.weights]
     for name, count in rows:
         page.line(f"  {name:<20}{count:>20,} B  {gib(count):>12} {gb(count):>12}")

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from headcount.spec.quantization import Quantization
     from headcount.spec.weight import Weight
 
+# How the note on multi-token-prediction layers ends; a plan that drafts with them leaves it out.
+UNCOUNTED_PREDICTION = "not counted: only speculative decoding loads them"
+
 
 class FeedForward(Record):
     """The position-wise part of a block.

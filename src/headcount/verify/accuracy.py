@@ -300,17 +300,20 @@ def _reproduced(found: Comparison) -> bool:
 class Score(Record):
     """How one check does over its counted figures.
 
-    share     of figures within the tolerance (0.5 % of printed figures, 1 % of weights, 0.1 GiB of the balance)
-    median, ninetieth   absolute relative errors
+    rows, figures       counted starts, and figures in them
+    share     of figures within the tolerance (0.5 % of printed figures, 1 % of weights, 0.1 GiB of the balance); None
+              where no tolerance is stated
+    median, ninetieth   absolute relative errors; None without a figure
     covered   share of stated intervals that hold the reported figure; None without intervals
     """
 
     engine: str
     check: str
     rows: int
-    share: float
-    median: float
-    ninetieth: float
+    figures: int
+    share: float | None
+    median: float | None
+    ninetieth: float | None
     covered: float | None
     listed: int
 
@@ -333,9 +336,10 @@ def _score(engine: str, check: str, group: list[Outcome]) -> Score:
         engine=engine,
         check=check,
         rows=len({outcome.row.id for outcome in counted}),
-        share=good / len(counted) if counted else 0.0,
-        median=errors[len(errors) // 2] if errors else 0.0,
-        ninetieth=errors[min(len(errors) - 1, int(0.9 * len(errors)))] if errors else 0.0,
+        figures=len(counted),
+        share=good / len(counted) if counted and check in (*TOLERANCE, "balance") else None,
+        median=errors[len(errors) // 2] if errors else None,
+        ninetieth=errors[min(len(errors) - 1, int(0.9 * len(errors)))] if errors else None,
         covered=sum(within) / len(within) if within else None,
         listed=len(group) - len(counted),
     )

@@ -202,7 +202,7 @@ def _version(observation: Observation, name: str, assumed: list[str]) -> str | N
 
 def _vllm_version(observation: Observation, assumed: list[str]) -> str:
     """The stated release; else the newest one published by the day of the log, as far as its figures agree."""
-    stated = re.match(r"v?(\d+\.\d+(\.\d+)?)", observation.engine_version or "")
+    stated = re.match(r"v?(\d+\.\d+(\.\d+(\.post\d+)?)?)", observation.engine_version or "")
     if stated:
         return stated[1]
     version = release_on(observation.date or "9999")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Prints carry two decimals of GiB, so that the blocks of a small pool are known to some tenths of a percent.
 _MATCH = 0.003
+# No model has as many; hundreds of hypotheses over thousands of layers would take minutes.
+_MOST_LAYERS = 512
 # Releases whose rules differ from their neighbours', tried when the log does not name its own.
 _VERSIONS = {
     "vllm": tuple(
@@ -68,7 +70,7 @@ def explain_gap(observation: Observation, asked: Asked, quantity: str) -> str:
         "blocks": observation.num_gpu_blocks,
         "concurrency": observation.max_concurrency,
     }.get(quantity)
-    if not memory or not figure:
+    if not memory or not figure or len(asked.case.model.layers) > _MOST_LAYERS:
         return ""
     changes = _changes(observation, asked)
     several = (some for size in (1, 2, 3, 4) for some in combinations(changes, size))

@@ -34,6 +34,7 @@ class Observation(Record):
     check                    what the row is meant for (public table)
     circular                 the row's model or shape was inferred from its own figures: no test
     arguments                the engine's own arguments that the log shows, ``("enforce-eager", "true")``
+    arguments_shown          it shows every argument that is not the default
     """
 
     id: str = ""
@@ -76,6 +77,7 @@ class Observation(Record):
     config: str | None = None
     circular: bool = False
     arguments: tuple[tuple[str, str], ...] = ()
+    arguments_shown: bool = False
 
     def _check(self) -> None:
         """Raise UsageError for what no engine can have: a log is not to be believed in everything."""

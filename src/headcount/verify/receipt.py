@@ -101,10 +101,12 @@ def make_receipt(
     context: int | None = None,
     origin: str = "",
     notes: tuple[str, ...] = (),
+    explain: bool = True,
 ) -> Receipt:
     """Predict everything that ``observation`` reports, and what the server holds at ``context`` tokens.
 
-    ``weights`` names the format of the weights where the log does not say it.
+    ``weights`` names the format of the weights where the log does not say it; ``explain``: look for what explains a gap,
+    which may take seconds.
     """
     asked = ask(observation, model)
     if weights is not None:
@@ -124,7 +126,7 @@ def make_receipt(
         held_low=held[1],
         held_high=held[2],
         holds_why=held[3],
-        explains=_explain(observation, asked, lines),
+        explains=_explain(observation, asked, lines) if explain else "",
         notes=(*notes, *_other_model(observation, model), *asked.assumed),
     )
 
@@ -150,7 +152,7 @@ def _other_model(observation: Observation, model: ModelSpec) -> tuple[str, ...]:
     name = (observation.model or "").rstrip("/").rsplit("/", 1)[-1]
     if not name or _same_name(name, model.name):
         return ()
-    return (f"the log names {observation.model:.60}; {model.name} is compared, as asked",)
+    return (f"the log names {observation.model:.60}; {model.name} is compared",)
 
 
 def _same_name(logged: str, ours: str) -> bool:
@@ -180,13 +182,24 @@ def calibrate(observation: Observation, asked: Asked, origin: str) -> Calibratio
         tp=layout.tp,
         pp=layout.pp,
         origin=origin or observation.source_url or observation.id or "a log",
-        utilization=observation.gpu_memory_utilization,
+        utilization=_utilization(observation, asked),
         context=observation.max_model_len,
         weights=asked.case.settings.weights,
         kv=asked.case.settings.kv,
         max_num_batched_tokens=observation.max_num_batched_tokens,
         max_num_seqs=observation.max_num_seqs,
+        arguments=tuple(
+            pair for pair in asked.case.settings.arguments if pair[0] in asked.engine.calibrated_arguments
+        ),
         **measured,
+    )
+
+
+def _utilization(observation: Observation, asked: Asked) -> float | None:
+    """As said; the release's default where the log shows every other argument; else None."""
+    said = observation.gpu_memory_utilization
+    return (
+        asked.engine.default_utilization(asked.case) if said is None and observation.arguments_shown else said
     )
 
 

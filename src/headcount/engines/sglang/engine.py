@@ -37,6 +37,7 @@ class Sglang(Engine):
 
     name = "sglang"
     arguments = SGLANG_ARGUMENTS
+    calibrated_arguments = ("attn-dp-size", "enable-dp-attention", "language-model-only")
 
     def __init__(self, version: str | None = None) -> None:
         self.version = (version or VERIFIED_VERSION).strip().removeprefix("v")

@@ -265,6 +265,8 @@ def _fraction(
         if factor != 1:
             fraction *= factor
             formula, numbers = f"{formula}, then x the multimodal factor", f"{numbers} x {factor:.6g}"
+    if formula and fraction <= 0:
+        raise LayoutError(f"the card is smaller than what SGLang keeps free of the fraction: {numbers}")
     if not 0 < fraction < 1:
         raise UsageError(f"mem-fraction-static must lie between 0 and 1; it is {fraction:.3f}")
     return fraction, (formula or "as asked", numbers)

@@ -46,6 +46,7 @@ class TensorrtLlm(Engine):
 
     name = "tensorrt-llm"
     calibrated = (*Engine.calibrated, "activation_bytes")
+    calibrated_arguments = ("enable-attention-dp",)
     arguments = ARGUMENTS
 
     def __init__(self, version: str | None = None) -> None:
@@ -79,6 +80,14 @@ class TensorrtLlm(Engine):
     def usable_bytes(self, accelerator: Accelerator, settings: Settings) -> int:
         """All of the card: the fraction is of what is left, so weights and cache together are bounded by nothing less."""
         return settings.memory_bytes or device_bytes(accelerator)
+
+    def batches(self, case: Case) -> tuple[int, int]:
+        """``(max_num_tokens, max_batch_size)``, on which activations depend."""
+        settings = case.settings
+        return (
+            settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
+            settings.max_num_seqs or DEFAULT_BATCH,
+        )
 
     def loaded_bytes(self, case: Case) -> int:
         """The heaviest stage's weights on one rank."""

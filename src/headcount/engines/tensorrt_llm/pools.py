@@ -13,7 +13,7 @@ out.
 from __future__ import annotations
 
 from headcount.engines.base import even_stages
-from headcount.errors import UsageError
+from headcount.errors import LayoutError
 from headcount.record import Record
 from headcount.spec.attention import HeadedAttention, LatentAttention, SlidingWindow
 from headcount.units import ceil_div
@@ -43,7 +43,7 @@ class WindowPool(Record):
         if self.kv != "nvfp4":
             return self.values * _VALUE_BYTES[self.kv]
         if self.values % NVFP4_GROUP:
-            raise UsageError(f"nvfp4 scales {NVFP4_GROUP} values; {self.values} a token are no whole groups")
+            raise LayoutError(f"nvfp4 scales {NVFP4_GROUP} values; {self.values} a token are no whole groups")
         return ceil_div(self.values, 2) + self.values // NVFP4_GROUP
 
     def blocks_of(self, context: int, block_tokens: int) -> int:

@@ -11,6 +11,7 @@ copies of latent attention. Pages: ``pages.py``. Reserves: ``memory.py``, predic
 
 from __future__ import annotations
 
+from headcount.engines.arguments import read_arguments
 from headcount.engines.base import (
     Case,
     Engine,
@@ -30,6 +31,7 @@ from headcount.engines.vllm.ledger import Stage, replica_ledger
 from headcount.engines.vllm.options import (
     VLLM_ARGUMENTS,
     Setup,
+    batch_limits,
     indexed_mixers,
     resolve,
     total_bytes,
@@ -64,6 +66,15 @@ class Vllm(Engine):
         "non_torch_bytes",
         "graph_bytes",
         "cache_bytes",
+    )
+
+    calibrated_arguments = (
+        "enforce-eager",
+        "speculative-method",
+        "num-speculative-tokens",
+        "decode-context-parallel-size",
+        "enable-expert-parallel",
+        "language-model-only",
     )
 
     def __init__(self, version: str | None = None) -> None:
@@ -175,6 +186,28 @@ class Vllm(Engine):
             blocks, case.context, batches_in_flight=setup.in_flight_batches, encoder_tokens=source
         )
         return min(held, case.settings.max_num_seqs or held)
+
+    def batches(self, case: Case) -> tuple[int, int]:
+        """``(max_num_batched_tokens, max_num_seqs)``, on which activations and graphs depend."""
+        given = read_arguments(case.settings.arguments, VLLM_ARGUMENTS, engine="vllm")
+        longest = int(given["max-model-len"] or case.context)
+        return batch_limits(case, self._running(case).rules, longest)
+
+    def calibrated_case(self, case: Case) -> Case:
+        """See ``Engine.calibrated_case``. Graphs that this release does not charge are no term, however large they were;
+        the cache is another one at another utilization.
+        """
+        case = super().calibrated_case(case)
+        found = case.settings.calibration
+        if found is None:
+            return case
+        charged = self._running(case).rules.cuda_graphs_counted == "yes"
+        same = found.utilization == utilization(case.settings, self.rules)
+        found = found.replace(
+            graph_bytes=found.graph_bytes if charged else None,
+            cache_bytes=found.cache_bytes if same else None,
+        )
+        return case.replace(settings=case.settings.replace(calibration=found))
 
     def default_utilization(self, case: Case) -> float | None:
         """gpu_memory_utilization: as asked, else the release's default."""
@@ -337,6 +370,12 @@ class Vllm(Engine):
             warnings.append(
                 f"a latent cache has no heads to divide: each of the {case.layout.tp} tensor-parallel ranks holds all of "
                 "it; data-parallel attention, which divides it, is not modelled"
+            )
+        method = self._setup(case).drafter
+        if method in ("eagle", "eagle3"):
+            warnings.append(
+                f"{method}: the drafter is a checkpoint of its own, and its weights are not counted; its cache is taken as "
+                "one more layer like the model's"
             )
         if memory.any_resolution(case.model):
             warnings.append(

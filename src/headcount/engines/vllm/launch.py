@@ -60,13 +60,13 @@ def vllm_launch(engine: Vllm, case: Case, rules: EngineRules, *, model: str, con
     ``max_num_seqs``, and for what the release cannot be told: a KV format or a drafter it has no name for.
     """
     _check_model(model, engine.version)
-    tokens, seqs = batch_limits(case, rules)
+    given = read_arguments(case.settings.arguments, VLLM_ARGUMENTS, engine="vllm")
+    longest = int(given["max-model-len"] or case.context)
+    tokens, seqs = batch_limits(case, rules, longest)
     if concurrency > seqs:
         raise UsageError(
             f"vLLM runs {seqs:,} sequences at a time here (max_num_seqs), the plan holds {concurrency:,}: --max-seqs"
         )
-    given = read_arguments(case.settings.arguments, VLLM_ARGUMENTS, engine="vllm")
-    longest = int(given["max-model-len"] or case.context)
     argv = ["vllm", "serve", model, "--tensor-parallel-size", str(case.layout.tp)]
     if case.layout.pp > 1:
         argv += ["--pipeline-parallel-size", str(case.layout.pp)]

@@ -180,7 +180,8 @@ def _sampler(case: Case, setup: Setup, rules: EngineRules) -> tuple[int, int]:
 def _on_v2(case: Case, rules: EngineRules) -> bool:
     """Whether model runner V2 runs this model."""
     model = case.model
-    architectures = model.config.get("architectures") or [""]
+    stated = model.config.get("architectures")
+    architectures = stated if isinstance(stated, list) and stated else [stated or ""]
     return runs_v2(
         rules,
         architecture=str(architectures[0]),

@@ -6,7 +6,7 @@ from headcount.engines.arguments import Argument, read_arguments
 from headcount.engines.device import device_bytes
 from headcount.engines.vllm.formats import DS_MLA
 from headcount.engines.vllm.rules import ALL_STATES_MODELS, EngineRules, batch_defaults
-from headcount.errors import UsageError
+from headcount.errors import LayoutError, UsageError
 from headcount.record import Record
 from headcount.spec.attention import ChunkedAttention, HeadedAttention, LatentAttention, StateSpace
 from headcount.spec.kv_format import kv_format
@@ -133,7 +133,7 @@ def resolve(case: Case, rules: EngineRules, kv_name: str, version: str) -> Setup
     block = _optional(given["block-size"])
     if block is not None and block % (8 if rules.generation == "V0" else 16):
         raise UsageError(f"block-size {block} is no multiple of 16, which the attention kernels need")
-    tokens, seqs = batch_limits(case, rules)
+    tokens, seqs = batch_limits(case, rules, longest)
     if (
         rules.generation == "V0"
         and tokens < longest
@@ -276,15 +276,15 @@ def _context_shards(case: Case, shards: int) -> int:
             else:
                 continue
             if tp // heads < shards or (tp // heads) % shards:
-                raise UsageError(
+                raise LayoutError(
                     f"decode-context-parallel-size {shards} needs TP / key-value heads = {tp} / {heads} to be a "
                     "multiple of it"
                 )
     return shards
 
 
-def batch_limits(case: Case, rules: EngineRules) -> tuple[int, int]:
-    """``(max_num_batched_tokens, max_num_seqs)``: as asked, else the API server's defaults by card and release."""
+def batch_limits(case: Case, rules: EngineRules, longest: int) -> tuple[int, int]:
+    """``(max_num_batched_tokens, max_num_seqs)``: as asked, else the API server's defaults by card, release and ``longest``."""
     card, settings = case.accelerator, case.settings
     if card.vendor == CPU_VENDOR:
         ranks = case.layout.tp * case.layout.pp
@@ -295,10 +295,10 @@ def batch_limits(case: Case, rules: EngineRules) -> tuple[int, int]:
             device_bytes=total_bytes(card, settings),
             device_name=card.name.replace("dgx-spark", "gb10"),
             server=True,
-            max_model_len=max(case.context, 1),
+            max_model_len=max(longest, 1),
         )
     if rules.tokens_capped_by_seqs and settings.max_num_seqs is not None:
-        tokens = min(tokens, settings.max_num_seqs * max(case.context, 1))
+        tokens = min(tokens, settings.max_num_seqs * max(longest, 1))
     tokens = settings.max_num_batched_tokens or tokens
     return tokens, min(settings.max_num_seqs or seqs, tokens)
 

@@ -2,6 +2,7 @@
 
 vocabulary padded to 64, then divided by T; key/value heads max(1, K // T); norms, routers, latents whole
 tensors of 16 and 8 bits count as the allocator counts them (engines/allocator.py)
+multi-token prediction drafts with layers like the model's last attention layer, and a projection of 2 D x D each
 latent attention keeps absorbed copies W_UK and W_UV in 16 bits: N/T r (d_nope + d_v) 2 a layer
 """
 
@@ -10,12 +11,14 @@ from __future__ import annotations
 from headcount.cost.cache import mixer_runs
 from headcount.cost.weights import nominal_scale, packing_of, rank_weights, weight_format
 from headcount.engines.allocator import blocks_of, layer_sizes, tensor_sizes
+from headcount.engines.arguments import read_arguments
 from headcount.engines.rotary import rotary_numbers, several_axes
 from headcount.engines.versions import release
+from headcount.engines.vllm.options import VLLM_ARGUMENTS, mtp_layers
 from headcount.engines.vllm.refusals import VOCAB_MULTIPLE
 from headcount.engines.vllm.rules import MXFP4_MARLIN, MXFP4_TRITON, rules_for
 from headcount.record import Record
-from headcount.spec.attention import CompressedLatent, LatentAttention
+from headcount.spec.attention import CompressedLatent, FullAttention, LatentAttention
 from headcount.spec.weight import EMBEDDING, EXPERTS
 from headcount.units import ceil_div, round_up
 
@@ -23,7 +26,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from headcount.cost.weights import WeightFormat
+    from headcount.cost.weights import RankWeights, WeightFormat
     from headcount.engines.base import Case
     from headcount.spec.model import ModelSpec
     from headcount.spec.weight import Weight
@@ -33,7 +36,7 @@ _BYTE_BITS = 8
 
 class StageWeights(Record):
     """Bytes of weights on one rank of a pipeline stage: sharded tensors, rotary tables, kernels' padding, what the
-    allocator leaves unused in their blocks, absorbed copies.
+    allocator leaves unused in their blocks, absorbed copies, a drafter's layers.
 
     ``unsure``: bytes more where another kernel may have been taken. ``measured`` replaces all of it: what a calibration saw.
     """
@@ -43,13 +46,14 @@ class StageWeights(Record):
     padding: int = 0
     unused: int = 0
     absorbed: int = 0
+    drafter: int = 0
     unsure: int = 0
     measured: bool = False
 
     @property
     def loaded(self) -> int:
         """Without the absorbed copies, which are listed apart."""
-        return self.tensors + self.tables + self.padding + self.unused
+        return self.tensors + self.tables + self.padding + self.unused + self.drafter
 
     @property
     def total(self) -> int:
@@ -63,6 +67,7 @@ class StageWeights(Record):
             (self.padding, "padding"),
             (self.unused, "unused in blocks"),
             (self.absorbed, "absorbed copies"),
+            (self.drafter, "drafter"),
         )
         return " + ".join([f"{self.tensors:,}", *(f"{count:,} {name}" for count, name in parts if count)])
 
@@ -83,6 +88,7 @@ def stage_weights(case: Case, cuts: list[tuple[int, int]], version: str) -> list
     padding = padded_expert_bytes(case, multiples)
     # Triton's kernels are a package of their own; without it Marlin's are taken (mxfp4.py get_mxfp4_backend).
     unsure = padded_expert_bytes(case, MXFP4_MARLIN) - padding if multiples == MXFP4_TRITON else 0
+    drafter = _drafter_bytes(case, ranks, absorbed)
     return [
         StageWeights(
             tensors=ceil_div(ranks.stage(start, end) * numerator, denominator),
@@ -90,12 +96,30 @@ def stage_weights(case: Case, cuts: list[tuple[int, int]], version: str) -> list
             padding=padding * (end - start) // layers,
             unused=_unused_bytes(case, start, end),
             absorbed=absorbed * (end - start) // layers,
+            drafter=drafter if end == layers else 0,
             unsure=unsure * (end - start) // layers,
         )
         for start, end in cuts
     ]
 
 
+def _drafter_bytes(case: Case, ranks: RankWeights, absorbed: int) -> int:
+    """Layers of multi-token prediction on one rank, all that the config states; table and head are the model's own.
+
+    Another drafter is a checkpoint that the question does not name.
+    """
+    given = read_arguments(case.settings.arguments, VLLM_ARGUMENTS, engine="vllm")
+    if given["speculative-method"] != "mtp":
+        return 0
+    model = case.model
+    kinds = (FullAttention, LatentAttention, CompressedLatent)
+    last = max(i for i, layer in enumerate(model.layers) if any(isinstance(m, kinds) for m in layer.mixers))
+    projection = 2 * model.hidden_size**2 * _PROJECTION_BYTES
+    return mtp_layers(model) * (ranks.layers[last] + absorbed // len(model.layers) + projection)
+
+
+# Hidden state and embedding, 2 D wide, to D: whole on every rank, in 16 bits.
+_PROJECTION_BYTES = 2
 # Positions of several axes: a table of four times as many, for videos; from 0.32 not for these, unless video tokens are pruned.
 _AXES_FACTOR = 4
 _FIRST_PLAIN, _PLAIN = "0.32.0", ("qwen3_vl", "qwen3_5")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from headcount import __version__
 from headcount.engines.base import Case, Launch
@@ -26,6 +27,7 @@ _JOINED = {
 _LOOPBACK = ("sglang", "llama.cpp")
 # Images whose entry point is the server itself, so that a container is given its arguments only.
 _OWN_ENTRY_POINT = ("llama-server",)
+_TAG = re.compile(r"[\w][\w.-]{0,127}|docker\.io/[\w./-]+")
 
 
 class Planned(Record):
@@ -68,16 +70,17 @@ class Planned(Record):
         between = f" ({replica.low:,} to {replica.high:,})" if replica.low != replica.high else ""
         plural = "s" if self.replicas > 1 else ""
         cards = f"{self.gpus_per_replica} GPU{'s' if self.gpus_per_replica > 1 else ''}"
-        shown = "".join(ch if ch.isprintable() else "?" for ch in deployment.model.name)
         lines = [
-            f"headcount {__version__}: {shown} on {plan.layout.gpus:,} x {deployment.accelerator.name} for "
+            f"headcount {__version__}: {deployment.model.name} on {plan.layout.gpus:,} x {deployment.accelerator.name} for "
             f"{wanted:,} conversations of {plan.context:,} tokens",
             f"{self.engine_words}, {self.replicas} replica{plural} of {cards}, a replica holds "
             f"{replica.conversations:,}{between}",
         ]
         if plan.spare_replicas:
             lines.append(f"{plan.spare_replicas} of the {self.replicas} replicas may fail")
-        return [f"# {line}" for line in (*lines, *extra, *self.served.notes, *self.notes)]
+        # Names of models and folders are others' words: a line break in one would end the comment.
+        whole = (*lines, *extra, *self.served.notes, *self.notes)
+        return ["# " + "".join(ch if ch.isprintable() else "?" for ch in line) for line in whole]
 
     def image_notes(self) -> tuple[str, ...]:
         """What to know of the container image: a tag that is not the planned version's, or one that need not exist."""
@@ -202,6 +205,11 @@ def require_image(made: Planned, kind: str) -> str:
         raise UsageError(f"--emit {kind} knows how containers get NVIDIA and AMD GPUs, not {vendor} ones")
     if not made.launch.image:
         raise UsageError(f"--emit {kind}: no public image of {made.engine_words} is known for {vendor} cards")
+    tag = made.launch.image.rpartition(":")[2]
+    if not _TAG.fullmatch(tag):
+        raise UsageError(
+            f"--emit {kind}: {tag} is no tag of an image; images are published of releases (--engine-version)"
+        )
     return made.launch.image
 
 

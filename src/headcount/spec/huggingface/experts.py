@@ -15,7 +15,7 @@ from headcount.record import Record
 from headcount.spec.huggingface.keys import Keys
 from headcount.spec.huggingface.parts import LAYER, gated, layer_kinds
 from headcount.spec.huggingface.style import Style, build
-from headcount.spec.model import FeedForward, ModelSpec
+from headcount.spec.model import UNCOUNTED_PREDICTION, FeedForward, ModelSpec
 from headcount.spec.weight import (
     COLUMN,
     EXPERT,
@@ -181,8 +181,7 @@ def note_prediction_layers(keys: Keys) -> None:
     extra = keys.optional_integer(name, minimum=0) if keys.stated(name) else None
     if extra:
         keys.notes.append(
-            f"{extra} multi-token-prediction layer{'s are' if extra > 1 else ' is'} not counted: "
-            "only speculative decoding loads them"
+            f"{extra} multi-token-prediction layer{'s are' if extra > 1 else ' is'} {UNCOUNTED_PREDICTION}"
         )
 
 

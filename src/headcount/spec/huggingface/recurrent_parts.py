@@ -19,6 +19,7 @@ from headcount.errors import ModelFileError
 from headcount.record import Record
 from headcount.spec.attention import StateSpace
 from headcount.spec.huggingface.keys import Keys
+from headcount.spec.model import UNCOUNTED_PREDICTION
 from headcount.spec.weight import COLUMN, REPLICATED, ROW, STATE_SPACE, Weight, matrix, vector
 from headcount.units import ceil_div
 
@@ -56,8 +57,7 @@ def note_prediction_layers(keys: Keys) -> None:
     extra = keys.optional_integer("num_nextn_predict_layers", "mtp_num_hidden_layers", minimum=0)
     if extra:
         keys.notes.append(
-            f"{extra} multi-token-prediction layer{'s are' if extra > 1 else ' is'} not counted: "
-            "only speculative decoding loads them"
+            f"{extra} multi-token-prediction layer{'s are' if extra > 1 else ' is'} {UNCOUNTED_PREDICTION}"
         )
 
 

@@ -33,6 +33,11 @@ _TABLE = (
         "peak_activation_gib",
     ),
     Pattern(
+        "outside torch (",
+        rf"used outside torch \([^)\n]{{1,60}}\) in memory usage profiling: {SIZE}",
+        "non_torch_gib",
+    ),
+    Pattern(
         "max tokens in paged kv cache",
         rf"in paged kv cache: total: {SIZE}, available: {SIZE}",
         "gpu_total_memory_gib",
@@ -145,6 +150,7 @@ class TensorRtLlmReader(Reader):
             max_num_seqs=start.count("max_num_seqs"),
             weights_gib=start.greatest("weights_gib"),
             peak_activation_gib=start.greatest("peak_activation_gib"),
+            non_torch_gib=start.greatest("non_torch_gib"),
             kv_cache_memory_gib=start.least("budget_gib") if cache is None else cache,
             num_gpu_blocks=blocks,
             kv_cache_tokens=start.count("kv_cache_tokens"),

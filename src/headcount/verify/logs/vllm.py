@@ -35,6 +35,7 @@ _TABLE = (
     Pattern("Actual usage", rf"Actual usage(?: is|:) {SIZE} for weights?\b", "profile_weights_gib"),
     Pattern("activation peak memory", rf"PyTorch activation peak memory takes {SIZE}", "peak_activation_gib"),
     Pattern("torch peak memory increase", rf"torch peak memory increase: {SIZE}", "peak_activation_gib"),
+    Pattern("peak_torch_memory=", rf"peak_torch_memory={SIZE}", "peak_torch_gib"),
     Pattern("for peak activation", rf"{SIZE} for peak activation", "usage_activation_gib"),
     Pattern("non_torch_memory", rf"non_torch_memory(?: takes |=){SIZE}", "non_torch_gib"),
     Pattern("non-torch forward increase", rf"non-torch forward increase memory: {SIZE}", "non_torch_gib"),
@@ -238,6 +239,8 @@ class VllmReader(Reader):
                 if begin >= 0:
                     dump = read_dump(text[begin + len(opener) :])
                     self._settings(dump, self.current(lane_of(text)), asked=opener != "config:")
+                    if opener == "{" and "}" in text[begin:]:
+                        self.current(lane_of(text)).add("all_shown", "yes", "")
         start = self.current(lane_of(text))
         for word, name in SAID:
             if word in text:
@@ -315,6 +318,7 @@ class VllmReader(Reader):
             estimated_max_len=start.count("estimated_max_len"),
             kv_needed_gib=start.greatest("kv_needed_gib"),
             arguments=start.arguments,
+            arguments_shown=start.has("all_shown"),
         )
 
 
@@ -390,6 +394,10 @@ def _activation(start: Start) -> float | None:
     profiled = start.greatest("peak_activation_gib")
     if profiled is not None:
         return profiled
+    # 0.6.4 prints the peak with the weights in it.
+    torch, weights = start.greatest("peak_torch_gib"), start.greatest("weights_gib")
+    if torch is not None and weights is not None:
+        return max(0.0, round(torch - weights, 4))
     used, graphs = start.greatest("usage_activation_gib"), start.greatest("estimated_graphs_gib")
     if used is None or graphs is None:
         return used
