@@ -204,6 +204,19 @@ def test_a_default_is_the_same_said_or_not(tmp_path: Path, ask: Callable[[str], 
     assert words_of(other, left_out).endswith("does not apply: max_num_seqs is 1024 there, 256 here")
 
 
+def test_a_format_is_the_same_by_name_or_by_default(
+    tmp_path: Path, ask: Callable[[str], dict[str, Any]]
+) -> None:
+    """Llama 3.1's own type is bf16, so that ``auto`` is bf16 for weights and cache."""
+    terms = {"weight_bytes": round(14.99 * 2**30)}
+    auto = written(tmp_path, **terms)
+    assert words_of(ask(f"{FIT} --kv bf16 --weights bf16 --calibration {auto}"), auto).endswith(": weight")
+    named = written(tmp_path, **terms, kv="bf16", weights="bf16")
+    assert words_of(ask(f"{FIT} --calibration {named}"), named).endswith(": weight")
+    other = words_of(ask(f"{FIT} --kv fp8 --calibration {named}"), named)
+    assert other.endswith("does not apply: the cache's format is bf16 there, fp8 here")
+
+
 def test_an_argument_that_changes_terms_is_compared(
     tmp_path: Path, ask: Callable[[str], dict[str, Any]]
 ) -> None:
@@ -213,7 +226,7 @@ def test_an_argument_that_changes_terms_is_compared(
     plan = ask(f"{FIT} --calibration {path}")
     assert words_of(plan, path).endswith("does not apply: enforce-eager is True there, False here")
     odd = written(tmp_path, weight_bytes=1, arguments={"enforce-eager": "maybe"})
-    assert "its arguments are not to be read" in words_of(ask(f"{FIT} --calibration {odd}"), odd)
+    assert "its settings are not to be read" in words_of(ask(f"{FIT} --calibration {odd}"), odd)
 
 
 @pytest.mark.parametrize("arguments", [[], "x", {"a": 1}, {str(i): "" for i in range(101)}])

@@ -52,14 +52,35 @@ def test_one_gpu_more_holds_no_less(ask: Ask, question: str, counts: tuple[int, 
 
 
 def test_stages_that_hold_more_are_told_and_hold_what_is_said(ask: Ask) -> None:
-    plan = ask("fit llama-3.1-70b --gpu l4 --gpus 13 --context 2048")
+    question = "llama-3-70b --gpu rtx-4090 --context 2048 --engine textbook --reserve 0.2"
+    plan = ask(f"fit {question} --gpus 16")
     (piped,) = (other for other in plan["alternatives"] if other["layout"]["pp"] > 1)
     assert plan["deployment"]["layout"]["pp"] == 1 and piped["conversations"] > plan["conversations"]
     layout = piped["layout"]
     asked = f"--gpus {piped['gpus']} --tp {layout['tp']} --pp {layout['pp']}"
-    assert (
-        ask(f"fit llama-3.1-70b --gpu l4 --context 2048 {asked}")["conversations"] == piped["conversations"]
-    )
+    assert ask(f"fit {question} {asked}")["conversations"] == piped["conversations"]
+
+
+@pytest.mark.parametrize(
+    ("question", "more"),
+    [
+        # Where a width holds something only within the uncertainty, and where layers are split as a matter of course.
+        ("qwen3-next-80b-a3b --gpu l4 --gpus 12 --context 32768", "--memory 24.193555GiB"),
+        ("nemotron-nano-12b-v2 --gpu rtx-4090 --gpus 3 --context 512 --engine ollama", "--kv q8_0"),
+        ("internlm2.5-7b --gpu t4 --gpus 4 --context 4096 --engine ollama", "--memory 15.95GiB"),
+        ("llama-3.3-70b --gpu h100-80gb --gpus 3 --context 8192 --engine llama.cpp", "--weights q8_0"),
+    ],
+)
+def test_more_room_holds_no_less(ask: Ask, question: str, more: str) -> None:
+    held = ask(f"fit {question}")["conversations"]
+    assert 0 < held <= ask(f"fit {question} {more}")["conversations"]
+
+
+def test_a_format_that_does_not_divide_the_heads_is_no_what_if(ask: Ask) -> None:
+    """Phi-2's heads of 80 are no whole blocks of 32: llama.cpp refuses q8_0 keys, and the booking stands."""
+    plan = ask("book phi-2 --gpu a100-80gb --users 50 --context 512 --engine llama.cpp")
+    assert plan["gpus"] >= 1
+    assert not any(row["change"].startswith("--kv q8_0") for row in plan["what_ifs"])
 
 
 def test_a_setting_that_rules_out_a_width_leaves_the_others(ask: Ask) -> None:

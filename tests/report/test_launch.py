@@ -242,6 +242,10 @@ def test_what_joins_nodes_is_the_engines_own() -> None:
     assert "Ray" not in text
     text = write_launch(planned("llama-3.1-405b", name="tensorrt-llm", **wide), "tensorrt-llm", model="a/b")
     assert "trtllm-llmapi-launch" in text
+    # vLLM 0.33 refuses a world larger than the node unless Ray is asked for (config/parallel.py).
+    text = write_launch(planned("llama-3.1-405b", **wide), "vllm", model="llama-3.1-405b")
+    assert "--distributed-executor-backend ray" in text
+    assert "executor" not in write_launch(planned(), "vllm", model="a/b")
     split = planned("llama-3.1-405b", name="llama.cpp", pp=16, gpu="h100-80gb")
     for kind in ("llama-server", "docker-compose", "kubernetes"):
         with pytest.raises(UsageError, match="llama-server runs on one host: a replica of 16 GPUs"):
@@ -470,6 +474,23 @@ def test_a_catalogue_name_becomes_a_repository() -> None:
     assert loaded("llama-3.1-8b-instruct") == "meta-llama/Llama-3.1-8B-Instruct"
     assert loaded("meta-llama/llama-3.1-8b-instruct") == "meta-llama/Llama-3.1-8B-Instruct"
     assert loaded("someone/else") == "someone/else"
+    # Meta's own repository of that name holds no config (meta-llama/llama issues 394, 448).
+    assert loaded("llama-2-7b") == loaded("meta-llama/Llama-2-7b") == "meta-llama/Llama-2-7b-hf"
+
+
+def test_lines_are_those_of_the_release() -> None:
+    """``vllm serve`` came with 0.5.2 (vllm/scripts.py), ``llama-server`` with pull request 7809, its streams with 14363."""
+    assert write_launch(planned(version="0.5.2"), "vllm", model="a/b")
+    with pytest.raises(UsageError, match=r"vLLM 0\.5\.1 has no command vllm serve"):
+        write_launch(planned(version="0.5.1"), "vllm", model="a/b")
+    line = write_launch(planned(name="llama.cpp", version="b5000"), "llama-server", model="a/b")
+    assert "--kv-unified" not in line
+    with pytest.raises(UsageError, match="which call the program llama-server"):
+        write_launch(planned(name="llama.cpp", version="b2000"), "llama-server", model="a/b")
+    kept = write_launch(planned(name="sglang", kv="fp8_e5m2", gpu="b200"), "sglang", model="a/b")
+    assert "--kv-cache-dtype fp8_e5m2" in kept
+    own = write_launch(planned("internlm2-7b"), "vllm", model="internlm2-7b")
+    assert "then add --trust-remote-code" in own
 
 
 def test_a_directory_is_named_whole_and_mounted(tmp_path: Any) -> None:

@@ -297,6 +297,42 @@ def test_a_release_after_a_release_is_saved_whole(tmp_path: Path, capsys: pytest
     assert json.loads(saved.read_text())["engine_version"] == "0.6.3.post1"
 
 
+def test_engines_side_by_side_hold_their_sum(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Data parallelism: each of two engines prints the 68,500 blocks of its own cache."""
+    shown = "INFO [cli_args.py:261] non-default args: {'model': 'Qwen/Qwen2.5-7B-Instruct', 'data_parallel_size': 2}\n"
+    log.write_text(shown + START)
+    found = verified(capsys, "--log", str(log), "--gpu", "h100-80gb", "--context", "4096")["starts"][0]
+    assert found["conversations"] == 2 * 267
+    assert found["rests_on"] == "the reported capacity of each of 2 engines"
+
+
+def test_slots_that_may_share_one_cache() -> None:
+    """llama-server prints the context of one slot: 4 of 8,192 tokens are 32,768 cells, or 8,192 that they share."""
+    server = Observation(
+        engine="llama.cpp",
+        engine_version="b6500",
+        max_model_len=4 * 8192,
+        max_num_seqs=4,
+        notes="whether slots share one cache is not said",
+    )
+    whole = receipt(server, "llama-3.1-8b", context=8192)
+    assert (whole.held, whole.held_low, whole.held_high) == (4, 1, 4)
+    short = receipt(server, "llama-3.1-8b", context=2048)
+    assert (short.held, short.held_low, short.held_high) == (4, 4, 4)
+
+
+def test_a_log_without_a_term_that_plans_use_saves_nothing(tmp_path: Path) -> None:
+    path, saved = tmp_path / "start.log", tmp_path / "mine.json"
+    path.write_text(
+        "llama_context: n_ctx = 8192\n"
+        "llama_kv_cache: size = 1024.00 MiB (  8192 cells,  32 layers,  1/1 seqs), K (f16):  512.00 MiB, V (f16):  512.00 MiB\n"
+    )
+    words = ["--log", str(path), "--model", "llama-3.1-8b", "--gpu", "h100-80gb", "--save", str(saved)]
+    with pytest.raises(UsageError, match=r"prints no term that a plan of llama.cpp takes over"):
+        dispatch(["verify", *words])
+    assert not saved.exists()
+
+
 def test_gaps_of_very_many_starts_are_not_all_explained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -119,9 +119,10 @@ def test_llama_server() -> None:
     assert (found.engine, found.model, found.max_model_len, found.max_num_seqs) == (
         "llama.cpp",
         "/models/a.gguf",
-        4096,
+        4 * 4096,
         4,
     )
+    assert (found.engine_version, server.longest) == ("b6000", 4096)
     assert (server.slots, usage) == (4, Usage(running=3, waiting=2))
     slots = answer(json.dumps([{"id": 0, "is_processing": True}, {"id": 1, "is_processing": False}]))
     _, usage = served({**LLAMA_SERVER, "/metrics": answer({}, status="501 Not Implemented"), "/slots": slots})

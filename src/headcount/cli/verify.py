@@ -183,7 +183,11 @@ def _save(args: argparse.Namespace, receipts: list[Receipt]) -> None:
         raise UsageError(f"--save: {len(receipts)} starts were read; save the log of one")
     if not receipts[0].asked.card_named:
         raise UsageError("--save: the log does not name a card that plans know; say which with --gpu NAME")
-    write_calibration(receipts[0].calibration, args.save)
+    found, engine = receipts[0].calibration, receipts[0].asked.engine
+    if all(getattr(found, name) is None for name in engine.calibrated):
+        terms = ", ".join(name.removesuffix("_bytes").replace("_", " ") for name in engine.calibrated)
+        raise UsageError(f"--save: the log prints no term that a plan of {engine.name} takes over ({terms})")
+    write_calibration(found, args.save)
     sys.stderr.write(f"saved {args.save}: plans use it with --calibration {args.save}\n")
 
 
@@ -245,7 +249,7 @@ def _hold(args: argparse.Namespace, server: LiveServer, context: int | None, sec
     from headcount.verify.servers.load import hold
 
     conversations = parse_count(args.load, what="--load", maximum=4096)
-    tokens = context or server.observation.max_model_len
+    tokens = context or server.longest
     if tokens is None:
         raise UsageError("the server does not say its longest request; say the length with --context TOKENS")
     with LoadBar(sys.stderr) as bar:

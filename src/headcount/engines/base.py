@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from itertools import accumulate
 
 from headcount.engines.arguments import read_arguments
-from headcount.errors import UsageError
+from headcount.errors import HeadcountError, UsageError
 from headcount.record import Record
 from headcount.spec.weight import EXPERTS, KV, REPLICATED, ROW
 from headcount.units import round_up
@@ -180,6 +180,8 @@ class Engine(ABC):
     arguments: tuple[Argument, ...] = ()
     # The terms of a calibration that this engine's plan has.
     calibrated: tuple[str, ...] = ("device_bytes", "weight_bytes", "non_torch_bytes")
+    # Several GPUs share a model layer by layer as a matter of course, so that stages need not be asked for.
+    splits_layers: bool = False
     # Those of its own arguments that change one of these terms.
     calibrated_arguments: tuple[str, ...] = ()
 
@@ -233,6 +235,8 @@ class Engine(ABC):
         there = case.replace(
             context=found.context or case.context,
             settings=case.settings.replace(
+                weights=found.weights,
+                kv=found.kv,
                 max_num_batched_tokens=found.max_num_batched_tokens,
                 max_num_seqs=found.max_num_seqs,
                 arguments=tuple(pair for pair in found.arguments if pair[0] in self.calibrated_arguments),
@@ -240,8 +244,8 @@ class Engine(ABC):
         )
         try:
             theirs, ours = self._changing(there), self._changing(case)
-        except UsageError as error:
-            return f"its arguments are not to be read: {error}"
+        except HeadcountError as error:
+            return f"its settings are not to be read: {error}"
         return next(
             (
                 f"{name} is {theirs[name]} there, {ours[name]} here"
@@ -255,7 +259,12 @@ class Engine(ABC):
         """The settings in force that change a term of a calibration."""
         given = read_arguments(case.settings.arguments, self.arguments, engine=self.name)
         batches = zip(("max_num_batched_tokens", "max_num_seqs"), self.batches(case) or (), strict=False)
-        return {**{name: given[name] for name in self.calibrated_arguments}, **dict(batches)}
+        return {
+            "the weights' format": self.weights_name(case.model, case.settings),
+            "the cache's format": self.kv_format_name(case.model, case.settings),
+            **{name: given[name] for name in self.calibrated_arguments},
+            **dict(batches),
+        }
 
     @abstractmethod
     def pool(self, case: Case, cache_bytes: int) -> Pool:

@@ -95,12 +95,12 @@ class Calibration(Record):
             ("PP", self.pp, case.layout.pp),
             ("the release", self.engine_version, version),
             ("the model", self.model.lower(), case.model.name.lower()),
-            ("the weights' format", self.weights, settings.weights),
-            ("the cache's format", self.kv, settings.kv),
             ("the memory", None, settings.memory_bytes),
         )
         if self.mismatch is None:
             pairs += (
+                ("the weights' format", self.weights, settings.weights),
+                ("the cache's format", self.kv, settings.kv),
                 ("max_num_batched_tokens", self.max_num_batched_tokens, settings.max_num_batched_tokens),
                 ("max_num_seqs", self.max_num_seqs, settings.max_num_seqs),
                 ("the arguments", dict(self.arguments), dict(settings.arguments)),

@@ -77,7 +77,7 @@ def cheapest(deployment: Deployment, demand: Demand) -> Search:
     flat = [_candidate(deployment, demand, tp, pp) for tp, pp in _shapes(deployment, pipelines=False)]
     feasible = [shape for shape in flat if shape.gpus is not None]
     piped: list[Candidate] = []
-    if deployment.allow_pp or not feasible:
+    if deployment.allow_pp or deployment.engine.splits_layers or not feasible:
         piped = [_candidate(deployment, demand, tp, pp) for tp, pp in _shapes(deployment, pipelines=True)]
         feasible += [shape for shape in piped if shape.gpus is not None]
     if not feasible:
@@ -102,7 +102,7 @@ def book(deployment: Deployment, demand: Demand) -> Plan:
         piped = [_candidate(deployment, demand, tp, pp) for tp, pp in shapes]
     layout = Layout(tp=best.tp, pp=best.pp, dp=best.replicas)
     bound = lower_bound(deployment, demand)
-    eligible = [*found.flat, *(piped if deployment.allow_pp or best.pp > 1 else [])]
+    eligible = [*found.flat, *found.piped]
     close = () if _fixed(deployment) else _too_close(demand, eligible, layout, replica)
     return Plan(
         question="book",

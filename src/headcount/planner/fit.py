@@ -147,7 +147,9 @@ def best_layout(deployment: Deployment, *, gpus: int | None, context: int) -> tu
         return [Trial(layout=layout, replica=replica, refused=reason) for layout, replica, reason in found]
 
     tried = attempt(candidate_layouts(deployment, gpus))
-    if not any(trial.conversations for trial in tried) and _may_pipeline(deployment, gpus):
+    # Stages are an engine's own way, or the way out where widths hold nothing for sure.
+    sure = any(trial.replica is not None and trial.replica.low for trial in tried)
+    if (deployment.engine.splits_layers or not sure) and _may_pipeline(deployment, gpus):
         tried += attempt(pipeline_layouts(deployment, gpus or 1))
     feasible = [trial for trial in tried if trial.replica is not None]
     if not feasible:

@@ -25,7 +25,11 @@ def what_ifs(
     smaller_kv = _accepted(deployment, "kv", ("fp8", "q8_0"))
     if settings.kv in ("auto", "fp16", "bf16", "fp32") and smaller_kv:
         changed = settings.replace(kv=smaller_kv)
-        rows.append(_settings_row(deployment, demand, changed, f"--kv {smaller_kv}", "measure the quality"))
+        # Blocks of a format need not divide this model's heads.
+        with suppress(UsageError):
+            rows.append(
+                _settings_row(deployment, demand, changed, f"--kv {smaller_kv}", "measure the quality")
+            )
     if (
         settings.weights == "auto"
         and deployment.model.quantization is None
@@ -34,9 +38,10 @@ def what_ifs(
         smaller = _accepted(deployment, "weights", ("fp8", "q8_0"))
         if smaller:
             changed = settings.replace(weights=smaller)
-            rows.append(
-                _settings_row(deployment, demand, changed, f"--weights {smaller}", "measure the quality")
-            )
+            with suppress(UsageError):
+                rows.append(
+                    _settings_row(deployment, demand, changed, f"--weights {smaller}", "measure the quality")
+                )
     fewer = _fewer_heads(deployment.model)
     if fewer is not None:
         rows.append(_heads_row(deployment, demand, model_text, fewer))

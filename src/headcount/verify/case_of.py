@@ -77,6 +77,8 @@ _SGLANG = (
 _TRT_PYTORCH = "2025-09"
 # Engines of slots, whose cache is as large as the context that is asked for; layers are split over their devices.
 SLOT_ENGINES = ("llama.cpp", "ollama")
+# A server's note that its slots may all take from one cache (llama-server's kv-unified), which it does not say.
+SLOTS_MAY_SHARE = "whether slots share one cache is not said"
 _DEFAULT_CONTEXT = 4096
 _UNKNOWN_GB = 80
 

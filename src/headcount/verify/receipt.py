@@ -12,7 +12,7 @@ from headcount.engines.calibration import Calibration
 from headcount.errors import HeadcountError, UsageError
 from headcount.record import Record
 from headcount.units import GIB
-from headcount.verify.case_of import SLOT_ENGINES, Asked, ask
+from headcount.verify.case_of import SLOT_ENGINES, SLOTS_MAY_SHARE, Asked, ask
 from headcount.verify.comparison import compare
 from headcount.verify.explanation import explain_gap, unsaid
 
@@ -228,12 +228,17 @@ def _held(
             blocks=observation.num_gpu_blocks,
             cache_bytes=None if memory is None else round(memory * GIB),
         )
+        # Engines side by side (data parallelism) each have a cache of their own, and print it.
+        copies = case.layout.dp if asked.engine.name == "vllm" else 1
+        each = f" of each of {copies} engines" if copies > 1 else ""
         if found is not None:
-            return found, found, found, "the reported capacity"
+            held = copies * found
+            return held, held, held, f"the reported capacity{each}"
         replica = asked.engine.replica(case)
     except HeadcountError as error:
         return None, None, None, str(error)
-    return replica.conversations, replica.low, replica.high, "prediction: the log prints no capacity"
+    best, least, most = (copies * count for count in (replica.conversations, replica.low, replica.high))
+    return best, least, most, f"prediction{each}: the log prints no capacity"
 
 
 def _with_longest(case: Case, longest: int) -> Case:
@@ -249,7 +254,12 @@ def _slots_held(
     cells = _cells(observation, asked)
     slots = observation.max_num_seqs or 1
     found = min(slots, cells // context)
-    return found, found, found, f"its {slots} slot{'s' if slots > 1 else ''} and {cells:,} cells"
+    words = f"its {slots} slot{'s' if slots > 1 else ''} and {cells:,} cells"
+    if SLOTS_MAY_SHARE in observation.notes and slots > 1:
+        # What the server calls the context of a slot is then all there is.
+        shared = min(slots, cells // slots // context)
+        return found, shared, found, f"{words} ({cells // slots:,} if its slots share one cache)"
+    return found, found, found, words
 
 
 def _explain(observation: Observation, asked: Asked, lines: tuple[Comparison, ...]) -> str:

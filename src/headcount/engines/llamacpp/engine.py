@@ -40,11 +40,15 @@ _IMAGES = {
 }
 _MOST_CELLS = 2**32
 
+# Day on which ``server`` became ``llama-server`` (pull request 7809).
+_RENAMED = "2024-06-13"
+
 
 class LlamaCpp(Engine):
     """One build of llama.cpp; see the module."""
 
     name = "llama.cpp"
+    splits_layers = True
     arguments: tuple[Argument, ...] = ARGUMENTS
 
     def __init__(self, version: str | None = None) -> None:
@@ -241,6 +245,11 @@ class LlamaCpp(Engine):
             raise UsageError(
                 f"llama.cpp {self.version} has at most {self.rules.most_slots} slots; {concurrency:,} were asked"
             )
+        if self.rules.date < _RENAMED:
+            raise UsageError(
+                f"llama.cpp {self.version} is of {self.rules.date}: launch lines are for builds since {_RENAMED}, which call "
+                "the program llama-server"
+            )
         options = self.options(case.settings)
         is_file = model.lower().endswith(".gguf")
         argv = ["llama-server", "-m" if is_file else "-hf", model]
@@ -250,7 +259,8 @@ class LlamaCpp(Engine):
         argv += ["-ctk", type_name(options.key), "-ctv", type_name(options.value)]
         # Before flash attention became the default, -fa took no value.
         argv += ["-fa", "on" if options.flash else "off"] if self.rules.flash else ["-fa"] * options.flash
-        argv += ["--kv-unified"] if options.unified else []
+        # Before streams all slots shared the cells, and there was no such flag.
+        argv += ["--kv-unified"] if options.unified and self.rules.streams else []
         argv += ["--swa-full"] if options.swa_full else []
         argv += [] if options.kv_offload else ["--no-kv-offload"]
         argv += ["--fit-target", str(options.fit_target // MIB)] if options.fit_target != 1024 * MIB else []

@@ -40,7 +40,8 @@ def sglang_launch(case: Case, setup: Setup, *, model: str, concurrency: int, ver
     fraction, environment = _fraction(case, setup)
     argv += ["--context-length", str(case.context), "--mem-fraction-static", f"{fraction:.4g}"]
     if setup.kv.name in _KV_NAMES:
-        argv += ["--kv-cache-dtype", _KV_NAMES[setup.kv.name]]
+        asked = case.settings.kv.strip().lower()
+        argv += ["--kv-cache-dtype", asked if asked == "fp8_e5m2" else _KV_NAMES[setup.kv.name]]
     argv += _weights(case)
     argv += ["--page-size", str(setup.page), "--chunked-prefill-size", str(setup.chunk * setup.groups)]
     # Without reuse of prompts a stated number of requests changes how the pools are cut: then only a planned one is said.

@@ -47,6 +47,8 @@ _PACKED_ON_LOAD = (
 )
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 _LAST_WITH_GGUF = "0.19.1"
+# vllm/scripts.py
+_SERVE_SINCE = (0, 5, 2)
 # Drafters that are part of the model, or are none: the others are a checkpoint of their own, which no plan names.
 _DRAFTERS = ("mtp", "ngram")
 
@@ -59,6 +61,10 @@ def vllm_launch(engine: Vllm, case: Case, rules: EngineRules, *, model: str, con
     Raises UsageError for a name that the command line would take for an option, for more conversations than the plan's
     ``max_num_seqs``, and for what the release cannot be told: a KV format or a drafter it has no name for.
     """
+    if release(engine.version) < _SERVE_SINCE:
+        raise UsageError(
+            f"vLLM {engine.version} has no command vllm serve; 0.5.2 is the first release with it"
+        )
     _check_model(model, engine.version)
     given = read_arguments(case.settings.arguments, VLLM_ARGUMENTS, engine="vllm")
     longest = int(given["max-model-len"] or case.context)

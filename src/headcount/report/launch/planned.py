@@ -27,6 +27,8 @@ _JOINED = {
 _LOOPBACK = ("sglang", "llama.cpp")
 # Images whose entry point is the server itself, so that a container is given its arguments only.
 _OWN_ENTRY_POINT = ("llama-server",)
+# Types that transformers 5.24.0 has no class for: their repositories bring their own.
+_OWN_CODE = ("baichuan", "chatglm", "internlm2", "qwen")
 _TAG = re.compile(r"[\w][\w.-]{0,127}|docker\.io/[\w./-]+")
 
 
@@ -127,6 +129,9 @@ def planned(plan: Plan, served: ServedModel, *, in_container: bool = False) -> P
         settings=deployment.settings,
     )
     launch = deployment.engine.launch(case, model=served.name, concurrency=plan.replica.conversations)
+    if gpus > per_node and name == "vllm":
+        # A node that is too small is an error unless Ray is asked for (config/parallel.py of 0.33).
+        launch = launch.replace(argv=(*launch.argv, "--distributed-executor-backend", "ray"))
     return Planned(plan=plan, launch=launch, served=served, notes=tuple(_notes(plan, launch, served)))
 
 
@@ -141,6 +146,10 @@ def _notes(plan: Plan, launch: Launch, served: ServedModel) -> list[str]:
         notes.append(
             f"weights {asked}: {engine.name} {engine.version} does not make them from {stored} ones; "
             f"what it loads must be a checkpoint in {asked}"
+        )
+    if model.family in _OWN_CODE and engine.name not in GGUF_ENGINES:
+        notes.append(
+            f"{model.family}: code in the repository reads its config or tokeniser; read it, then add --trust-remote-code"
         )
     if engine.name == "ollama":
         notes += _ollama_notes(plan, served)

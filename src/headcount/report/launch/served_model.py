@@ -89,7 +89,9 @@ def _named(given: str) -> ServedModel:
     repositories = [str(alias) for alias in found["aliases"] if "/" in str(alias)]
     same = [name for name in repositories if given.lower() in (name.lower(), name.lower().rpartition("/")[2])]
     if same:
-        return ServedModel(name=same[0])
+        # Llama 2 has two repositories of each size: only the one in this form can be loaded.
+        converted = f"{same[0]}-hf"
+        return ServedModel(name=converted if converted in repositories else same[0])
     if not repositories:
         raise UsageError(
             f"the catalogue names no repository for {given!r}: give a Hugging Face id or a path as MODEL"

@@ -12,8 +12,10 @@ llama-cpp-python  one context, one request at a time. ``/openapi.json`` has the 
 
 from __future__ import annotations
 
+import re
 import time
 
+from headcount.verify.case_of import SLOTS_MAY_SHARE
 from headcount.verify.observation import Observation
 from headcount.verify.servers.http import ServerError, read_json, whole_number
 from headcount.verify.servers.metrics import fetch_metrics, fullest, total
@@ -32,6 +34,12 @@ _FRACTION = "llamacpp:kv_cache_usage_ratio"
 
 class LlamaServer(LiveServer):
     """llama-server; see the module."""
+
+    @property
+    def longest(self) -> int | None:
+        """The context of one slot."""
+        whole = self.observation.max_model_len
+        return whole and whole // (self.slots or 1)
 
     def usage(self) -> Usage:
         """From the metrics where they are on, else the slots that compute; None where both are off."""
@@ -118,6 +126,9 @@ def attach_llama_server(client: Client, card: dict[str, Any]) -> LlamaServer:
     settings = props.get("default_generation_settings")
     context = settings.get("n_ctx") if isinstance(settings, dict) else None
     version = text_of(props.get("build_info"))
+    # b6500-abcdef1: the build and its commit.
+    numbered = re.match(r"b\d{1,6}(?=-)", version or "")
+    length = count_of(context, where=f"{where}/props: n_ctx")
     server.slots = count_of(props.get("total_slots"), where=f"{where}/props: total_slots")
     server.words = f"llama-server {version}" if version else "llama-server of an unstated build"
     server.observation = Observation(
@@ -125,11 +136,12 @@ def attach_llama_server(client: Client, card: dict[str, Any]) -> LlamaServer:
         id=where,
         source_url=where,
         date=time.strftime("%Y-%m-%d"),
-        engine_version=version,
+        engine_version=numbered[0] if numbered else version,
         model=text_of(props.get("model_path")) or server.model,
-        max_model_len=count_of(context, where=f"{where}/props: n_ctx"),
+        # The context of one slot is printed, and the engine's own is that of all.
+        max_model_len=length and length * (server.slots or 1),
         max_num_seqs=server.slots,
-        notes="max_model_len is the context of one slot; whether slots share one cache is not said",
+        notes=SLOTS_MAY_SHARE,
     )
     return server
 

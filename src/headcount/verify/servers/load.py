@@ -207,7 +207,7 @@ def hold(
     _allow(server, yours)
     if not 1 <= conversations <= MOST_CONVERSATIONS:
         raise UsageError(f"--load must be 1 to {MOST_CONVERSATIONS:,} conversations; given {conversations:,}")
-    longest = server.observation.max_model_len or MOST_TOKENS
+    longest = server.longest or MOST_TOKENS
     if not 8 <= context_tokens <= longest:
         raise UsageError(f"a conversation must be 8 to {longest:,} tokens here; given {context_tokens:,}")
     reply = reply_tokens or reply_length(conversations, context_tokens)

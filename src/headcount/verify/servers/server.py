@@ -53,6 +53,11 @@ class LiveServer(ABC):
         self.observation = observation
         self.slots = slots
 
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest request it takes, where it says so."""
+        return self.observation.max_model_len
+
     @abstractmethod
     def usage(self) -> Usage:
         """What it holds now. Raises ServerError."""
