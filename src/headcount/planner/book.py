@@ -221,7 +221,11 @@ def _why_not_fewer(demand: Demand, shapes: list[Candidate], gpus: int) -> tuple[
             default=None,
         )
         reasons = [] if best is None else [_held_words(demand, best, count)]
-        exact = [shape for shape in flat if shape.tp == count and shape is not best]
+        # A refused width is a reason where nothing else uses all the cards.
+        used = best is not None and best.size == count
+        exact = [
+            shape for shape in flat if shape.tp == count and shape is not best and (_holds(shape) or not used)
+        ]
         reasons += [_shape_words(demand, shape) for shape in exact]
         if best is None and not exact:
             widest = max((shape for shape in shapes if shape.size <= count), key=lambda s: (s.size, -s.pp))
