@@ -87,7 +87,7 @@ def read_encoder(folder: str) -> ModelSpec | None:
     if not os.path.isfile(file):
         return None
     config = read_config_file(file)
-    if config.get("model_type") not in BLUEPRINTS:
+    if config.get("model_type") not in list(BLUEPRINTS):  # a value of any type compares, not every one hashes
         return None
     return encoder_from_config(config, name=os.path.basename(os.path.abspath(folder)), source=file)
 

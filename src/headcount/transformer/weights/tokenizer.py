@@ -273,8 +273,8 @@ def _template(folder: str, config: dict[str, Any]) -> str | None:
         (read_json(folder, "chat_template.json") or {}).get("chat_template"),
     ):
         if isinstance(value, list):
-            named = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
-            value = named.get("default")
+            named = [one for one in value if isinstance(one, dict) and one.get("name") == "default"]
+            value = named[-1].get("template") if named else None
         if isinstance(value, str):
             return value
     return None
