@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headcount.cli.main import dispatch
-from headcount.errors import HeadcountError, LayoutError
+from headcount.errors import HeadcountError, LayoutError, UnsupportedModelError
 from headcount.spec.kv_format import KV_FORMATS
 from headcount.spec.reader import read_model
 from headcount.transformer.families.registry import families
@@ -93,8 +93,13 @@ def test_ranks_hold_what_is_predicted(name: str, tp: int) -> None:
 
 
 def test_ranks_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(LayoutError, match="9 query heads do not divide over 2 ranks"):
+    with pytest.raises(LayoutError, match="tensor parallelism of 2: 9 query heads do not divide by 2"):
         prove(read_model("smollm2-135m"), tokens=4, tp=2, most_bytes=1024 * MIB)
+    # Eight heads are what is left of 64 after the reduction, and 64 divide by 16.
+    with pytest.raises(LayoutError, match=r"reduced to fit here .* itself divides: fewer ranks"):
+        prove(read_model("llama-3.1-70b"), tokens=2, tp=16, most_bytes=300 * MIB)
+    with pytest.raises(UnsupportedModelError, match="ranks of an encoder-decoder"):
+        prove(read_model("flan-t5-small"), tokens=4, tp=2, most_bytes=1024 * MIB)
 
 
 def test_a_wrong_formula_is_found(

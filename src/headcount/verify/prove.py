@@ -22,7 +22,8 @@ from headcount.cost.cache import bytes_by_kind, mixer_runs, rank_mixer
 from headcount.cost.flops import MacCount, decode_step, encoder_macs, prefill
 from headcount.cost.parameters import parameters_by_part
 from headcount.cost.weights import rank_weights, weight_bytes, weight_format
-from headcount.errors import LayoutError, UsageError
+from headcount.engines.base import head_refusal
+from headcount.errors import LayoutError, UnsupportedModelError, UsageError
 from headcount.record import Record
 from headcount.spec.kv_format import kv_format
 from headcount.spec.model import ModelSpec
@@ -116,6 +117,8 @@ def prove(
     make_caches(
         small.spec, format=kv_format(kv).name
     )  # refuses a format that no cache stores, before anything is built
+    if tp > 1:
+        _check_ranks(spec, small, tp)
     # The ranks first: a model that does not divide is refused before the rest is run.
     ranks = _rank_lines(small, tp, tokens=tokens, kv=kv_format(kv).name) if tp > 1 else []
     lines = _static_lines(spec, weights, "whole model" if small.cuts else "")
@@ -123,6 +126,20 @@ def prove(
     return Proof(
         model=spec, ran=small.spec, cuts=small.cuts, tokens=tokens, kv=kv, weights=weights, lines=tuple(lines)
     )
+
+
+def _check_ranks(spec: ModelSpec, small: Reduced, tp: int) -> None:
+    """Refuse what cannot be cut into ``tp`` ranks, by arithmetic, before any process is started."""
+    if spec.encoder is not None:
+        raise UnsupportedModelError("--tp: the ranks of an encoder-decoder are not run here")
+    reason = head_refusal(small.spec, tp)
+    if reason and small.cuts and not head_refusal(spec, tp):
+        raise LayoutError(
+            f"tensor parallelism of {tp}: the model is reduced to fit here ({', '.join(small.cuts)}), and of that {reason}; "
+            f"{spec.name} itself divides: fewer ranks, or more --memory"
+        )
+    if reason:
+        raise LayoutError(f"tensor parallelism of {tp}: {reason}")
 
 
 def _affordable() -> int:

@@ -9,7 +9,7 @@ import torch
 from parity import close, disturb, loaded
 from small_models import check
 
-from headcount.errors import UnsupportedModelError
+from headcount.errors import UnsupportedModelError, UsageError
 from headcount.spec.huggingface.config import spec_from_config
 from headcount.transformer.families.registry import build_network
 from headcount.transformer.kv_cache.call import Call
@@ -83,6 +83,39 @@ def test_longrope_of_each_conversation_in_a_call(tmp_path: Any) -> None:
     packed = ours.network(torch.cat((ids[:1], ids[1:, :6]), 1), call=Call([(long, 24), (short, 6)]))
     close(packed[:, :24], model(ids[:1], use_cache=False).logits, "long")
     close(packed[:, 24:], model(ids[1:, :6], use_cache=False).logits, "short")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunk", [1, 5, 8, 9, 24])
+def test_longrope_of_a_prompt_in_chunks(chunk: int, tmp_path: Any) -> None:
+    """The first chunk of a long prompt turns by the long factors too, as when the prompt is read at once."""
+    model, ours = longrope(tmp_path, 8)
+    ids = torch.randint(3, 101, (1, 24), generator=torch.Generator().manual_seed(1))
+    conversation = Conversation(ours.spec, format="fp32")
+    parts = [
+        ours.network(part, call=Call([(conversation, part.shape[1])], ends=[24]))
+        for part in torch.split(ids, chunk, dim=1)
+    ]
+    close(torch.cat(parts, 1), model(ids, use_cache=False).logits, f"chunks of {chunk}")
+    with pytest.raises(UsageError, match="none before the pass itself"):
+        Call([(conversation, 2)], ends=[25])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunk", [4, 512])
+def test_a_host_reads_a_long_prompt_alike_in_any_chunks(chunk: int, tmp_path: Any) -> None:
+    from headcount.transformer.generation.host import Host
+    from headcount.transformer.generation.reply import Asked
+    from headcount.transformer.weights.model import LoadedModel
+
+    model, ours = longrope(tmp_path, 8)
+    ids = torch.randint(3, 101, (1, 20), generator=torch.Generator().manual_seed(1))
+    theirs = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 20:]
+    server = Host(LoadedModel(ours.spec, ours.network, ""), kv="fp32", chunk=chunk)
+    reply = server.ask(ids[0].tolist(), Asked(limit=6))
+    for _ in server.stream():
+        pass
+    assert reply.ids == theirs.tolist()
 
 
 def test_other_rules_are_refused() -> None:

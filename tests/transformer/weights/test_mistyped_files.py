@@ -20,6 +20,7 @@ VALUES: list[Any] = [
     [["x"]],
     {"a": []},
     [{"name": ["default"], "template": "x"}],
+    "\ud800",
     True,
     1.5,
     -1,

@@ -109,7 +109,12 @@ class Decoder(Module):
         x_BTD = self._embed(ids_BT, positions)
         step = Step(
             turns={
-                name: rotary.turns(positions, x_BTD.dtype, counts=None if call is None else call.counts)
+                name: rotary.turns(
+                    positions,
+                    x_BTD.dtype,
+                    counts=None if call is None else call.counts,
+                    ends=None if call is None else call.ends,
+                )
                 for name, rotary in self.shape.rotaries
             },
             padding=None if keep_BT is None else Padding(keep_BS=keep_BT),

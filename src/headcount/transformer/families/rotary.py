@@ -37,16 +37,29 @@ class RotaryShape(Record):
         return rotary_frequencies(self.rule, self.width, **dict(self.numbers), **extra)
 
     def turns(
-        self, positions: Tensor, dtype: torch.dtype, *, counts: Sequence[int] | None = None
+        self,
+        positions: Tensor,
+        dtype: torch.dtype,
+        *,
+        counts: Sequence[int] | None = None,
+        ends: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Cos and sin for these positions: (T, R/2), or (B, 1, T, R/2) when each sequence has its own.
 
-        ``counts``: the row holds several conversations of so many tokens; each turns by its own length.
+        ``counts``: the row holds several conversations of so many tokens; each turns by its own length, or by its
+        ``ends``, the length of a prompt of which this is a part.
         """
-        if self.by_length and counts is not None and len(counts) > 1:
-            parts = [self.turns(part, dtype) for part in torch.split(positions, list(counts))]
+        if self.by_length and counts is not None:
+            lengths = ends or [int(part.max()) + 1 for part in torch.split(positions, list(counts))]
+            parts = [
+                self._turned(part, dtype, length)
+                for part, length in zip(torch.split(positions, list(counts)), lengths, strict=True)
+            ]
             return torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts])
-        length = int(positions.max()) + 1 if self.by_length else 0
+        return self._turned(positions, dtype, int(positions.max()) + 1 if self.by_length else 0)
+
+    def _turned(self, positions: Tensor, dtype: torch.dtype, length: int) -> tuple[Tensor, Tensor]:
+        """``turns`` of sequences of one length."""
         inverse, factor = self.frequencies(length)
         cos, sin = turns(positions, inverse.to(positions.device), attention_factor=factor, dtype=dtype)
         return (cos, sin) if positions.dim() == 1 else (cos[:, None], sin[:, None])
@@ -66,6 +79,8 @@ def read_rotary(
     if kind and isinstance(stated.get(kind), dict):
         stated = stated[kind]
     scaling = settings.value("rope_scaling")
+    if scaling is not None and not isinstance(scaling, dict):
+        raise ModelFileError(f"config key rope_scaling must be an object; given {str(scaling)[:40]!r}")
     if not stated and isinstance(scaling, dict):
         stated = scaling
     inner = Settings(settings.spec)

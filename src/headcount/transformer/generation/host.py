@@ -209,7 +209,10 @@ class Host:
 
     def _pass(self, live: Sequence[Reply], rows: Sequence[Sequence[int]]) -> tuple[Any, list[Reply]]:
         """Run the network over these rows; logits of the replies whose prompts are now read whole."""
-        call = Call([(reply.conversation, len(row)) for reply, row in zip(live, rows, strict=True)])
+        call = Call(
+            [(reply.conversation, len(row)) for reply, row in zip(live, rows, strict=True)],
+            ends=[reply.conversation.length + len(reply.waiting) for reply in live],
+        )
         whole = [len(row) == len(reply.waiting) for reply, row in zip(live, rows, strict=True)]
         ids = torch.tensor([[token for row in rows for token in row]], device=self._device)
         hidden = self.model.network.hidden(ids, call=call)

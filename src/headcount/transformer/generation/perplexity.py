@@ -72,7 +72,8 @@ def _nats(network: Any, spec: ModelSpec, text: list[int], kv: str, chunk: int) -
         # The last token is only predicted, never read.
         for start in range(0, len(text) - 1, chunk):
             stop = min(start + chunk, len(text) - 1)
-            logits_1CV = network(ids_T[None, start:stop], call=Call([(conversation, stop - start)]))
+            call = Call([(conversation, stop - start)], ends=[len(text) - 1])
+            logits_1CV = network(ids_T[None, start:stop], call=call)
             losses.append(
                 cross_entropy(logits_1CV[0].float(), ids_T[start + 1 : stop + 1], reduction="none")
                 .double()

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from headcount.errors import OperandError
 from headcount.transformer.heads.gates import gated, open_gates
 from headcount.transformer.heads.sites import check_ids
 from headcount.transformer.ops.arithmetic import scale
@@ -50,6 +51,10 @@ def gate_slopes(network: Any, ids_BT: Int[Tensor, "B T"]) -> list[Float[Tensor, 
         logits_BTV = network(ids_BT)
         # The mean over B T tokens, times B: the sum of each sequence's own mean.
         loss = scale(cross_entropy(logits_BTV[:, :-1], ids_BT[:, 1:]), float(count))
+        if not torch.isfinite(loss):
+            raise OperandError(
+                "the network's logits are not numbers (NaN): no head matters more than another"
+            )
         slopes: tuple[Tensor, ...] = torch.autograd.grad(loss, gates)
     return list(slopes)
 

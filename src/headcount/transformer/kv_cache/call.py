@@ -1,6 +1,7 @@
 """``Call``: one pass of a network over the new tokens of several conversations, each with its own caches.
 
     call = Call([(alice, 5), (bob, 1)])        a prompt chunk of 5 tokens beside a decode step: six rows
+    call = Call([(alice, 5)], ends=[900])      the same chunk, of a prompt that ends at 900 tokens
     network(ids_1T, call=call)                 T = 6
 
 Room for all new tokens is made before the first layer runs, in every cache of every conversation, so that a call either
@@ -23,19 +24,28 @@ from headcount.transformer.kv_cache.conversation import Conversation, reserve_pa
 class Call:
     """The conversations of one pass, with how many new tokens each brings, in the order of the row.
 
+    ``ends``: the length each conversation has once the prompt that is being read is whole; None: after this pass. Rotary
+    rules that stretch by the length ask for it, so that a prompt is read alike in chunks of any size.
+
     Raises
     ------
-    UsageError: no conversation, one given twice, or a count below 1.
+    UsageError: no conversation, one given twice, a count below 1, or an end before this pass's own.
     CacheFullError: a cache has no room for the new tokens; no conversation has changed.
     """
 
-    def __init__(self, shares: Sequence[tuple[Conversation, int]]) -> None:
+    def __init__(
+        self, shares: Sequence[tuple[Conversation, int]], *, ends: Sequence[int] | None = None
+    ) -> None:
         if not shares or any(count < 1 for _, count in shares):
             raise UsageError("a call needs one conversation or more, each with one new token or more")
         if len({id(conversation) for conversation, _ in shares}) != len(shares):
             raise UsageError("a conversation stands twice in one call: its second share depends on its first")
         self.shares = list(shares)
         self.starts = [conversation.length for conversation, _ in shares]
+        after = [start + count for start, (_, count) in zip(self.starts, shares, strict=True)]
+        self.ends = after if ends is None else list(ends)
+        if len(self.ends) != len(after) or any(end < own for end, own in zip(self.ends, after, strict=True)):
+            raise UsageError("the ends of a call are those of its conversations, none before the pass itself")
         # What was promised before stays promised: room for this pass is part of it, never instead of it.
         reserve_pages(
             [

@@ -1,7 +1,8 @@
 """Rotary positions as a GGUF file states them, in the spelling of a Hugging Face config.
 
     rope.dimension_count < H                 partial_rotary_factor
-    rope.scaling.type linear, yarn           rope_scaling of that type
+    rope.scaling.type linear, yarn           rope_scaling of that type; linear where a factor stands without a type
+    rope.scale_linear                        the factor's older name
     rope_freqs.weight                        each pair of rotary dimensions turns slower by its factor (Llama 3.1): said as
                                              longrope with the same factors for short and long
     rope_factors_short/long.weight           longrope (Phi-3)
@@ -14,6 +15,7 @@ No count depends on these, so the planner's reader leaves them out; a network th
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from headcount.errors import ModelFileError, UnsupportedModelError
@@ -71,21 +73,43 @@ def _longrope(short: list[float], long: list[float], extra: dict[str, Any]) -> d
 
 
 def _scaling(source: GgufSource) -> dict[str, Any]:
-    kind = source.metadata.get(f"{source.architecture}.rope.scaling.type", "none")
+    factor = _value(source, "rope.scaling.factor") or _value(source, "rope.scale_linear")
+    # As llama.cpp reads it: linear by default, and no factor (or 0) is 1.
+    kind = source.metadata.get(f"{source.architecture}.rope.scaling.type", "linear" if factor else "none")
     if kind == "none":
         return {}
     if kind not in ("linear", "yarn"):
         raise UnsupportedModelError(
             f"rotary scaling {shown(kind)} of a GGUF file is not supported; known: linear, yarn"
         )
-    factor = _value(source, "rope.scaling.factor")
     if factor is None or factor <= 0:
         raise ModelFileError(f"{shown(source.path)}: rotary scaling {shown(kind)} without a positive factor")
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     trained = _value(source, "rope.scaling.original_context_length")
     if trained is not None:
         scaling["original_max_position_embeddings"] = trained
+    if kind == "yarn":
+        _add_yarn(source, scaling, factor)
     return scaling
+
+
+def _add_yarn(source: GgufSource, scaling: dict[str, Any], factor: float) -> None:
+    """The corrections of YaRN, by llama.cpp's keys: its attention factor multiplies the rule's own 0.1 ln f + 1."""
+    extension = _value(source, "rope.scaling.yarn_ext_factor")
+    if extension not in (None, 1):
+        raise UnsupportedModelError(
+            f"rope.scaling.yarn_ext_factor {shown(extension)} is not supported; known: 1"
+        )
+    for name in ("beta_fast", "beta_slow"):
+        value = _value(source, f"rope.scaling.yarn_{name}")
+        if value is not None:
+            scaling[name] = value
+    times = [_value(source, f"rope.scaling.{name}") for name in ("attn_factor", "yarn_attn_factor")]
+    stated = [value for value in times if value is not None]
+    if stated:
+        scaling["attention_factor"] = math.prod(stated) * (
+            0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+        )
 
 
 def _value(source: GgufSource, key: str) -> Any:

@@ -81,7 +81,10 @@ class Tokenizer:
         name = self.names.get(role)
         if name is None:
             return None
-        found: int | None = self._backend.token_to_id(name)
+        try:
+            found: int | None = self._backend.token_to_id(name)
+        except UnicodeEncodeError:
+            raise ModelFileError(f"tokenizer: {role} {shown(name)} is not valid Unicode text") from None
         if found is None:
             raise ModelFileError(f"tokenizer: {role} {shown(name)} is not in the vocabulary")
         return found
