@@ -48,20 +48,25 @@ class Deployment(Record):
         """The KV format in force."""
         return kv_format(self.engine.kv_format_name(self.model, self.settings))
 
+    def case(self, layout: Layout, context: int) -> Case:
+        """What the engine is asked for ``layout``, its calibration compared with it."""
+        return self.engine.calibrated_case(
+            Case(
+                model=self.model,
+                accelerator=self.accelerator,
+                layout=layout,
+                context=context,
+                settings=self.settings,
+            )
+        )
+
     def attempt(self, layout: Layout, context: int) -> tuple[Replica | None, str]:
         """Ask the engine for one replica of ``layout``: it and "", or None and the reason it is refused."""
         reason = self.refusal(layout)
         if reason:
             return None, reason
-        case = Case(
-            model=self.model,
-            accelerator=self.accelerator,
-            layout=layout,
-            context=context,
-            settings=self.settings,
-        )
         try:
-            return self.engine.replica(self.engine.calibrated_case(case)), ""
+            return self.engine.replica(self.case(layout, context)), ""
         except LayoutError as error:
             return None, str(error)
 
@@ -148,15 +153,8 @@ def calibration_words(deployment: Deployment, layout: Layout, context: int) -> t
         return ()
     from headcount.engines.calibration import measured_terms
 
-    case = Case(
-        model=deployment.model,
-        accelerator=deployment.accelerator,
-        layout=layout,
-        context=context,
-        settings=deployment.settings,
-    )
+    case = deployment.case(layout, context)
     engine, version = deployment.engine.name, deployment.engine.version
-    case = deployment.engine.calibrated_case(case)
     settled = case.settings.calibration
     assert settled is not None
     used = measured_terms(case, deployment.engine.calibrated, engine, version)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 
 from headcount.cost.cache import growing_attention
-from headcount.engines.base import Settings
 from headcount.errors import HeadcountError, LayoutError, UsageError
 from headcount.planner.book import Demand, cheapest
 from headcount.planner.plan import Deployment
@@ -20,36 +19,28 @@ def what_ifs(
     deployment: Deployment, demand: Demand, *, model_text: str
 ) -> tuple[tuple[str, int | None, str], ...]:
     """Return ``(change, GPUs or None when nothing fits, note)`` for the changes that apply to this model."""
-    rows = []
-    settings = deployment.settings
+    settings, quality = deployment.settings, "measure the quality"
+    changes: list[tuple[str, Deployment | None, Demand, str]] = []
     smaller_kv = _accepted(deployment, "kv", ("fp8", "q8_0"))
     if settings.kv in ("auto", "fp16", "bf16", "fp32") and smaller_kv:
-        changed = settings.replace(kv=smaller_kv)
-        # Blocks of a format need not divide this model's heads.
-        with suppress(UsageError):
-            rows.append(
-                _settings_row(deployment, demand, changed, f"--kv {smaller_kv}", "measure the quality")
-            )
-    if (
-        settings.weights == "auto"
-        and deployment.model.quantization is None
-        and deployment.model.checkpoint is None
-    ):
-        smaller = _accepted(deployment, "weights", ("fp8", "q8_0"))
-        if smaller:
-            changed = settings.replace(weights=smaller)
-            with suppress(UsageError):
-                rows.append(
-                    _settings_row(deployment, demand, changed, f"--weights {smaller}", "measure the quality")
-                )
-    fewer = _fewer_heads(deployment.model)
+        changed = deployment.replace(settings=settings.replace(kv=smaller_kv))
+        changes.append((f"--kv {smaller_kv}", changed, demand, quality))
+    model = deployment.model
+    smaller = _accepted(deployment, "weights", ("fp8", "q8_0"))
+    if settings.weights == "auto" and model.quantization is None and model.checkpoint is None and smaller:
+        changed = deployment.replace(settings=settings.replace(weights=smaller))
+        changes.append((f"--weights {smaller}", changed, demand, quality))
+    fewer = _fewer_heads(model)
     if fewer is not None:
-        rows.append(_heads_row(deployment, demand, model_text, fewer))
+        changes.append((f"--kv-heads {fewer}", *_with_heads(deployment, demand, model_text, fewer)))
     doubled = 2 * demand.context
-    if not deployment.model.max_positions or doubled <= deployment.model.max_positions:
-        # A length that was fixed otherwise (max-model-len, max_num_batched_tokens) may rule the longer one out.
+    if not model.max_positions or doubled <= model.max_positions:
+        changes.append((f"--context {doubled}", deployment, demand.replace(context=doubled), ""))
+    rows = []
+    for change, other, asked, note in changes:
+        # Blocks of a format need not divide the heads, and a length that was fixed otherwise may rule a longer one out.
         with suppress(UsageError):
-            rows.append((f"--context {doubled}", _gpus(deployment, demand.replace(context=doubled)), ""))
+            rows.append((change, None if other is None else _gpus(other, asked), note))
     return tuple(rows)
 
 
@@ -66,12 +57,6 @@ def _accepted(deployment: Deployment, field: str, formats: tuple[str, ...]) -> s
     return None
 
 
-def _settings_row(
-    deployment: Deployment, demand: Demand, settings: Settings, change: str, note: str
-) -> tuple[str, int | None, str]:
-    return change, _gpus(deployment.replace(settings=settings), demand), note
-
-
 def _fewer_heads(model: ModelSpec) -> int | None:
     """Eight key/value heads for a model that has more, when its query heads allow; None otherwise."""
     attention = growing_attention(model)
@@ -80,20 +65,16 @@ def _fewer_heads(model: ModelSpec) -> int | None:
     return 8 if attention.num_attention_heads % 8 == 0 else None
 
 
-def _heads_row(
+def _with_heads(
     deployment: Deployment, demand: Demand, model_text: str, heads: int
-) -> tuple[str, int | None, str]:
+) -> tuple[Deployment | None, Demand, str]:
     from headcount.spec.reader import read_model
 
     try:
         other = read_model(model_text, kv_heads=heads, nominal_parameters=deployment.model.nominal_parameters)
     except UsageError:
-        return f"--kv-heads {heads}", None, "does not apply to this model"
-    return (
-        f"--kv-heads {heads}",
-        _gpus(deployment.replace(model=other), demand),
-        "another model, other quality",
-    )
+        return None, demand, "does not apply to this model"
+    return deployment.replace(model=other), demand, "another model, other quality"
 
 
 def _gpus(deployment: Deployment, demand: Demand) -> int | None:

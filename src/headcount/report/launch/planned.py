@@ -6,7 +6,7 @@ import os
 import re
 
 from headcount import __version__
-from headcount.engines.base import Case, Launch
+from headcount.engines.base import Launch
 from headcount.engines.llamacpp.weights import weight_mix
 from headcount.errors import LayoutError, UsageError
 from headcount.planner.plan import Plan
@@ -121,13 +121,7 @@ def planned(plan: Plan, served: ServedModel, *, in_container: bool = False) -> P
         )
     if name in GGUF_ENGINES:
         served = gguf_model(plan, served, in_container=in_container)
-    case = Case(
-        model=deployment.model,
-        accelerator=deployment.accelerator,
-        layout=plan.layout.replace(dp=1),
-        context=plan.context,
-        settings=deployment.settings,
-    )
+    case = deployment.case(plan.layout.replace(dp=1), plan.context)
     launch = deployment.engine.launch(case, model=served.name, concurrency=plan.replica.conversations)
     if gpus > per_node and name == "vllm":
         # A node that is too small is an error unless Ray is asked for (config/parallel.py of 0.33).
