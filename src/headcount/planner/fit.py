@@ -71,7 +71,9 @@ def fit(
         warnings += (f"{idle} of the {gpus} GPUs {stay} idle: {layout.words()} does not divide them",)
     if not replica.conversations:
         warnings += (f"nothing fits: {replica.binding}",)
-    piped = _better_piped(deployment, gpus, context, best)
+    # Where stages were tried and none was chosen, none holds more.
+    staged = any(trial.layout.pp > 1 for trial in tried)
+    piped = () if staged else _better_piped(deployment, gpus, context, best)
     warnings += too_close(layout.dp * replica.low, layout.dp * replica.high, users)
     others = tuple(
         Alternative(layout=other.layout, conversations=other.conversations, refused=other.refused)
@@ -103,13 +105,9 @@ def _better_piped(
     deployment: Deployment, gpus: int | None, context: int, best: Trial
 ) -> tuple[Alternative, ...]:
     """The layout with pipeline stages that holds most, where that is more than the one without: told, not chosen."""
-    if best.layout.pp > 1 or not _may_pipeline(deployment, gpus):
+    if not _may_pipeline(deployment, gpus):
         return ()
-    trials = [
-        Trial(layout=layout, replica=replica, refused=reason)
-        for layout in pipeline_layouts(deployment, gpus or 1)
-        for replica, reason in (deployment.attempt(layout, context),)
-    ]
+    trials = _trials(deployment, pipeline_layouts(deployment, gpus or 1), context)
     most = max(
         trials,
         key=lambda trial: (trial.conversations or 0, -trial.layout.gpus, -trial.layout.pp),
@@ -141,16 +139,11 @@ def best_layout(deployment: Deployment, *, gpus: int | None, context: int) -> tu
 
     Raises LayoutError when every layout is refused.
     """
-
-    def attempt(layouts: list[Layout]) -> list[Trial]:
-        found = ((layout, *deployment.attempt(layout, context)) for layout in layouts)
-        return [Trial(layout=layout, replica=replica, refused=reason) for layout, replica, reason in found]
-
-    tried = attempt(candidate_layouts(deployment, gpus))
+    tried = _trials(deployment, candidate_layouts(deployment, gpus), context)
     # Stages are an engine's own way, or the way out where widths hold nothing for sure.
     sure = any(trial.replica is not None and trial.replica.low for trial in tried)
     if (deployment.engine.splits_layers or not sure) and _may_pipeline(deployment, gpus):
-        tried += attempt(pipeline_layouts(deployment, gpus or 1))
+        tried += _trials(deployment, pipeline_layouts(deployment, gpus or 1), context)
     feasible = [trial for trial in tried if trial.replica is not None]
     if not feasible:
         reasons = "; ".join(f"{trial.layout.words()}: {trial.refused}" for trial in tried[:4])
@@ -159,6 +152,11 @@ def best_layout(deployment: Deployment, *, gpus: int | None, context: int) -> tu
         )
     best = max(feasible, key=lambda trial: (trial.conversations or 0, -trial.layout.pp, -trial.layout.tp))
     return best, tried
+
+
+def _trials(deployment: Deployment, layouts: list[Layout], context: int) -> list[Trial]:
+    found = ((layout, *deployment.attempt(layout, context)) for layout in layouts)
+    return [Trial(layout=layout, replica=replica, refused=reason) for layout, replica, reason in found]
 
 
 def total_ledger(deployment: Deployment, context: int, layout: Layout, replica: Replica) -> Ledger:
